@@ -1,0 +1,79 @@
+#include <torch/csrc/stable/library.h>
+
+#include "../front.h"
+#include "../math/norm.h"
+#include "columns.h"
+#include "products.h"
+
+// Loops over memory on torch's own threads. What a thread sums does not depend on how many threads there are,
+// so a result does not either.
+
+namespace secureafl {
+namespace cpu {
+
+// |a - b|^2 over d.
+template <typename T>
+double squared_distance(const T* a, const T* b, int64_t d) {
+  constexpr int64_t kChunk = 4096;
+  std::vector<double> sums(static_cast<size_t>((d + kChunk - 1) / kChunk));
+  torch::stable::parallel_for(0, static_cast<int64_t>(sums.size()), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      double sum = 0;
+      for (int64_t c = chunk * kChunk; c < std::min(d, (chunk + 1) * kChunk); ++c) {
+        sum += squared_difference(a[c], b[c]);
+      }
+      sums[chunk] = sum;
+    }
+  });
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace cpu
+
+struct Cpu {
+  static constexpr bool kHostReads = true;
+
+  explicit Cpu(const Tensor&) {}
+
+  template <typename Rows, typename out_t>
+  void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) const {
+    cpu::reduce_columns(rows, rule, trim, out);
+  }
+
+  template <typename T>
+  void factor(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* out,
+              const Tensor&) const {
+    *out = lipschitz_factor(cpu::squared_distance(g, last_g, d), cpu::squared_distance(w, last_w, d));
+  }
+
+  template <typename T>
+  void solve_all(const History<T>& h, const Wanted& wanted, double trust, double* factors, int32_t* used,
+                 const Tensor&) const {
+    torch::stable::parallel_for(0, h.n, 1, [&](int64_t begin, int64_t end) {
+      std::vector<double> gram(static_cast<size_t>(products_of(h.m)));
+      std::vector<double> scratch(static_cast<size_t>(scratch_of(h.m)));
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t pairs = wanted(k) ? h.pairs_of(k) : 0;
+        if (pairs > 0) cpu::inner_products(h, k, pairs, gram.data());
+        const bool found =
+            coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
+        used[k] = found ? static_cast<int32_t>(pairs) : 0;
+      }
+    });
+  }
+
+  template <typename T>
+  void write_estimates(const History<T>& h, const Corrections& corrections, T* out) const {
+    torch::stable::parallel_for(0, h.n, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        for (int64_t c = 0; c < h.d; ++c) out[k * h.d + c] = estimate_at(h, corrections, k, c);
+      }
+    });
+  }
+};
+
+}  // namespace secureafl
+
+SECUREAFL_REGISTER(Cpu, CPU)

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+// torch declares this for CUDA builds only. Weak: a module with kernels must still load beside a CPU torch.
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
+
+namespace secureafl::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("secureafl: ") + what + ": " + cudaGetErrorString(error));
+}
+
+// Every launch goes through here: the tensors' device, torch's current stream, a check behind it. Nothing waits.
+class Launcher {
+ public:
+  explicit Launcher(int32_t device) : guard_(device), device_(device) {
+    void* stream = nullptr;
+    if (aoti_torch_get_current_cuda_stream == nullptr ||
+        aoti_torch_get_current_cuda_stream(device, &stream) != 0) {
+      throw std::runtime_error("secureafl: this torch has no current CUDA stream");
+    }
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+
+  // Shared memory, in bytes, that one block may ask for on this device.
+  int64_t most_shared() const {
+    int bytes = 0;
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_), "device limits");
+    return bytes;
+  }
+
+  template <typename... Params, typename... Args>
+  void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                  const Args&... args) const {
+    if (blocks == 0) return;
+    constexpr int64_t kUnasked = 48 * 1024;
+    if (shared_bytes > kUnasked) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes)),
+            "shared memory");
+    }
+    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream_>>>(args...);
+    check(cudaGetLastError(), "launch");
+  }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  int32_t device_;
+  cudaStream_t stream_;
+};
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "check.h"
+#include "math/rows.h"
+#include "tensors.h"
+
+// Each op from its arguments to its result, once for both devices: check, allocate, hand plain pointers over.
+// A Device brings the four loops over memory:
+//   reduce_columns(rows, rule, trim, out)           the rule over each column
+//   factor(g, last_g, w, last_w, d, out, like)      the Lipschitz factor
+//   solve_all(history, wanted, trust, factors, used, like)   the correction of every wanted client
+//   write_estimates(history, corrections, out)      n x d of them
+// kHostReads says whether the host may look into tensors without waiting; `like` places scratch memory.
+
+namespace secureafl {
+
+template <typename Device>
+Tensor reduce_rows(const Tensor& updates, const std::optional<Tensor>& mask, Rule rule, int64_t trim) {
+  const Device device(updates);
+  const Tensor rows = dense(updates);
+  const std::optional<Tensor> keep = mask ? std::optional(dense(*mask)) : std::nullopt;
+  Tensor out = allocate(rows, rows.scalar_type(), {rows.size(1)});
+  visit_any(rows.scalar_type(), [&](auto zero) {
+    using scalar_t = decltype(zero);
+    const StoredRows<scalar_t, compute_t<scalar_t>> stored{
+        data<scalar_t>(rows), keep ? data<bool>(*keep) : nullptr, rows.size(0), rows.size(1)};
+    device.reduce_columns(stored, rule, trim, mutable_data<scalar_t>(out));
+  });
+  return out;
+}
+
+template <typename Device>
+Tensor median(const Tensor& updates, const std::optional<Tensor>& mask) {
+  check_rows("median", updates, mask);
+  return reduce_rows<Device>(updates, mask, Rule::kMedian, 0);
+}
+
+template <typename Device>
+Tensor trimmed_mean(const Tensor& updates, int64_t trim, const std::optional<Tensor>& mask) {
+  const Check check = check_rows("trimmed_mean", updates, mask);
+  int64_t rows = updates.size(0);
+  if (Device::kHostReads && mask) rows = count_true(dense(*mask));
+  check.trim(trim, rows);
+  return reduce_rows<Device>(updates, mask, Rule::kTrimmedMean, trim);
+}
+
+template <typename Device>
+Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& model,
+                 const Tensor& last_model) {
+  check_factor("lipschitz", update, last_update, model, last_model);
+  const Device device(update);
+  const Tensor g = dense(update), last_g = dense(last_update), w = dense(model), last_w = dense(last_model);
+  Tensor out = allocate(g, ScalarType::Double, {});
+  visit_wide(g.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    device.factor(data<T>(g), data<T>(last_g), data<T>(w), data<T>(last_w), g.size(0),
+                  mutable_data<double>(out), g);
+  });
+  return out;
+}
+
+// The solved corrections and the tensors that hold them.
+struct Solved {
+  Tensor factors;  // (n, 2m + 1) float64
+  Tensor used;     // (n) int32
+
+  Corrections view() const { return {data<double>(factors), data<int32_t>(used)}; }
+};
+
+template <typename Device, typename T>
+Solved solve(const Device& device, const History<T>& h, const Wanted& wanted, double trust, const Tensor& like) {
+  const Solved solved{allocate(like, ScalarType::Double, {h.n, rows_of(h.m)}),
+                      allocate(like, ScalarType::Int, {h.n})};
+  device.solve_all(h, wanted, trust, mutable_data<double>(solved.factors), mutable_data<int32_t>(solved.used),
+                   like);
+  return solved;
+}
+
+template <typename Device>
+Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& last_models, const Tensor& dw,
+                const Tensor& dg, const Tensor& pairs, double trust) {
+  check_history("estimate", model, last_updates, last_models, dw, dg, pairs, trust);
+  const Device device(model);
+  const DenseHistory tensors(model, last_updates, last_models, dw, dg, pairs);
+  const Wanted all{nullptr, -1};
+  if constexpr (Device::kHostReads) check_pairs("estimate", tensors, all);
+  Tensor out = allocate(model, model.scalar_type(), {last_updates.size(0), model.size(0)});
+  visit_wide(model.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const History<T> h = tensors.view<T>();
+    const Solved solved = solve(device, h, all, trust, tensors.model);
+    device.write_estimates(h, solved.view(), mutable_data<T>(out));
+  });
+  return out;
+}
+
+template <typename Device>
+Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, const Tensor& accepted,
+                 const Tensor& last_updates, const Tensor& last_models, const Tensor& dw, const Tensor& dg,
+                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name,
+                 int64_t trim) {
+  const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
+  const Rule rule = check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0),
+                                rule_name, trim);
+  const Device device(model);
+  const DenseHistory tensors(model, last_updates, last_models, dw, dg, pairs);
+  const Tensor received = dense(update), seen_rows = dense(seen);
+  const Wanted wanted{data<bool>(seen_rows), client};
+  if constexpr (Device::kHostReads) check_pairs("aggregate", tensors, wanted);
+  Tensor out = allocate(model, model.scalar_type(), {model.size(0)});
+  visit_wide(model.scalar_type(), [&](auto zero) {
+    using T = decltype(zero);
+    const History<T> h = tensors.view<T>();
+    const Solved solved = solve(device, h, wanted, trust, tensors.model);
+    const EstimatedRows<T> rows{h, solved.view(), wanted, data<T>(received), data<bool>(accepted), h.n, h.d};
+    device.reduce_columns(rows, rule, trim, mutable_data<T>(out));
+  });
+  return out;
+}
+
+}  // namespace secureafl
+
+// At the foot of each device's file.
+#define SECUREAFL_REGISTER(Device, key)                                       \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                              \
+    m.impl("median", TORCH_BOX(&secureafl::median<secureafl::Device>));             \
+    m.impl("trimmed_mean", TORCH_BOX(&secureafl::trimmed_mean<secureafl::Device>)); \
+    m.impl("lipschitz", TORCH_BOX(&secureafl::lipschitz<secureafl::Device>));       \
+    m.impl("estimate", TORCH_BOX(&secureafl::estimate<secureafl::Device>));         \
+    m.impl("aggregate", TORCH_BOX(&secureafl::aggregate<secureafl::Device>));       \
+  }

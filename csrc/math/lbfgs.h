@@ -1,0 +1,193 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "host_device.h"
+
+// Estimates from compact L-BFGS (spec: Algorithm 2), one client at a time.
+//
+// Paper's letters used here:  S -> dw,  Y -> dg,  mu -> scale,  x = model - last_model,  g = last_update.
+//   B x = mu x - [Y  mu S] M^-1 [Y'x ; mu S'x],    M = [[-D, L'], [L, mu S'S]]
+// with A = S'Y, D = diag(A) and L the strictly lower part of A: with the diagonal kept, B s = y breaks.
+//
+// Only inner products enter, so a client of p pairs is known by its Gram matrix over the rows
+//   0 .. p-1: y    p .. 2p-1: s    2p: x
+// packed by lower triangle, and the number g.g behind it. All in float64.
+
+namespace secureafl {
+
+constexpr int64_t kMaxPairs = 16;
+
+// What the server remembers. Every tensor contiguous; pairs[k] of client k's m slots are filled, oldest first.
+template <typename T>
+struct History {
+  const T* model;         // (d)
+  const T* last_updates;  // (n, d)
+  const T* last_models;   // (n, d)
+  const T* dw;            // (n, m, d)
+  const T* dg;            // (n, m, d)
+  const int64_t* pairs;   // (n)
+  int64_t n, m, d;
+
+  SECUREAFL_FN const T* w(int64_t k) const { return last_models + k * d; }
+  SECUREAFL_FN const T* g(int64_t k) const { return last_updates + k * d; }
+  SECUREAFL_FN const T* s(int64_t k, int64_t j) const { return dw + (k * m + j) * d; }
+  SECUREAFL_FN const T* y(int64_t k, int64_t j) const { return dg + (k * m + j) * d; }
+  // A count that cannot be reads as none: on a GPU nobody can refuse it without waiting for the device.
+  SECUREAFL_FN int64_t pairs_of(int64_t k) const {
+    return pairs[k] > 0 && pairs[k] <= m ? pairs[k] : 0;
+  }
+};
+
+// Which clients' estimates are wanted: all, or those seen but for the one whose update just came.
+struct Wanted {
+  const bool* seen;  // (n) or null
+  int64_t except;    // a client, or -1
+
+  SECUREAFL_BOTH bool operator()(int64_t k) const {
+    return k != except && (seen == nullptr || seen[k]);
+  }
+};
+
+SECUREAFL_BOTH int64_t rows_of(int64_t pairs) { return 2 * pairs + 1; }
+SECUREAFL_BOTH int64_t packed(int64_t row, int64_t column) {
+  const int64_t high = row > column ? row : column, low = row + column - high;
+  return high * (high + 1) / 2 + low;
+}
+SECUREAFL_BOTH int64_t products_of(int64_t pairs) { return packed(rows_of(pairs), 0) + 1; }
+
+// One coordinate of one row of that Gram matrix, and of g at row 2p + 1.
+template <typename T>
+SECUREAFL_FN double row_value(const History<T>& h, int64_t k, int64_t pairs, int64_t row, int64_t c) {
+  if (row < pairs) return h.y(k, row)[c];
+  if (row < 2 * pairs) return h.s(k, row - pairs)[c];
+  if (row == 2 * pairs) return static_cast<double>(h.model[c]) - h.w(k)[c];
+  return h.g(k)[c];
+}
+
+// Threads that work on one small matrix together. On the host it is one; on the device a warp.
+struct Solo {
+  SECUREAFL_FN int rank() const { return 0; }
+  SECUREAFL_FN int size() const { return 1; }
+  SECUREAFL_FN void sync() const {}
+};
+
+// Solves in place the `size` equations of a (size, size + 1), right-hand side last: Gauss-Jordan with partial
+// pivoting. False if singular or not finite; every member of the team returns the same.
+template <typename Team>
+SECUREAFL_FN bool solve(const Team& team, double* a, int64_t size) {
+  const int64_t width = size + 1;
+  for (int64_t step = 0; step < size; ++step) {
+    int64_t pivot = step;
+    for (int64_t row = step + 1; row < size; ++row) {
+      if (fabs(a[row * width + step]) > fabs(a[pivot * width + step])) pivot = row;
+    }
+    const double value = a[pivot * width + step];
+    if (value == 0 || !isfinite(value)) return false;
+    team.sync();
+    for (int64_t column = step + team.rank(); column < width; column += team.size()) {
+      const double swapped = a[pivot * width + column];
+      a[pivot * width + column] = a[step * width + column];
+      a[step * width + column] = swapped / value;
+    }
+    team.sync();
+    for (int64_t row = team.rank(); row < size; row += team.size()) {
+      const double factor = a[row * width + step];
+      if (row == step || factor == 0) continue;
+      for (int64_t column = step; column < width; ++column) {
+        a[row * width + column] -= factor * a[step * width + column];
+      }
+    }
+    team.sync();
+  }
+  return true;
+}
+
+// One element of the symmetric M.
+SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scale, int64_t row,
+                                  int64_t column) {
+  const int64_t high = row > column ? row : column, low = row + column - high;
+  if (low >= pairs) return scale * gram[packed(high, low)];                         // mu S'S
+  if (high < pairs) return high == low ? -gram[packed(high + pairs, low)] : 0;      // -D
+  return high - pairs > low ? gram[packed(high, low)] : 0;                          // L, strictly lower
+}
+
+// Doubles of scratch that `coefficients` needs.
+SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs + 2); }
+
+// Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
+// False where the estimate must stay g: no pair, a singular system, anything not finite.
+template <typename Team>
+SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust,
+                               double* scratch, double* out) {
+  if (pairs == 0) return false;
+  const int64_t size = 2 * pairs, width = size + 1, x = size;
+  const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
+
+  // Pairs may differ in length by orders of magnitude: solve for unknowns in units of their own rows.
+  double* unit = scratch;       // (size)
+  double* a = scratch + size;  // (size, size + 1)
+  for (int64_t row = team.rank(); row < size; row += team.size()) {
+    double largest = 0;
+    for (int64_t column = 0; column < size; ++column) {
+      largest = fmax(largest, fabs(middle_matrix(gram, pairs, scale, row, column)));
+    }
+    unit[row] = largest > 0 ? 1 / sqrt(largest) : 1;
+  }
+  team.sync();
+  for (int64_t row = team.rank(); row < size; row += team.size()) {
+    for (int64_t column = 0; column < size; ++column) {
+      a[row * width + column] = unit[row] * middle_matrix(gram, pairs, scale, row, column) * unit[column];
+    }
+    a[row * width + size] = unit[row] * (row < pairs ? 1 : scale) * gram[packed(x, row)];
+  }
+  team.sync();
+  if (!solve(team, a, size)) return false;
+
+  for (int64_t row = team.rank(); row < size; row += team.size()) {
+    out[row] = -(row < pairs ? 1 : scale) * unit[row] * a[row * width + size];
+  }
+  if (team.rank() == 0) out[x] = scale;
+  team.sync();
+
+  // |B x|^2 is a quadratic form in the same products: no second pass over d.
+  double square = 0;
+  for (int64_t row = 0; row <= size; ++row) {
+    double part = 0;
+    for (int64_t column = 0; column <= size; ++column) {
+      part += gram[packed(row, column)] * out[column];
+    }
+    square += out[row] * part;
+  }
+  const double g_square = gram[packed(x + 1, 0)];
+  if (!isfinite(square) || !isfinite(g_square)) return false;
+  const double norm = sqrt(fmax(square, 0.0)), most = trust * sqrt(g_square);
+  team.sync();
+  if (norm > most) {
+    for (int64_t row = team.rank(); row <= size; row += team.size()) out[row] *= most / norm;
+  }
+  return true;
+}
+
+// The solved corrections of all clients.
+struct Corrections {
+  const double* factors;  // (n, 2m + 1): of y_0.. , s_0.. , x in the first 2 used + 1 places
+  const int32_t* used;    // (n): pairs used; 0: the estimate is g as it stands
+};
+
+// One coordinate of one client's estimate.
+template <typename T>
+SECUREAFL_FN T estimate_at(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c) {
+  const int64_t pairs = corrections.used[k];
+  const T g = h.g(k)[c];
+  if (pairs == 0) return g;
+  const double* factor = corrections.factors + k * rows_of(h.m);
+  double sum = factor[2 * pairs] * (static_cast<double>(h.model[c]) - h.w(k)[c]);
+  for (int64_t j = 0; j < pairs; ++j) sum += factor[j] * h.y(k, j)[c];
+  for (int64_t j = 0; j < pairs; ++j) sum += factor[pairs + j] * h.s(k, j)[c];
+  return static_cast<T>(g + sum);
+}
+
+}  // namespace secureafl

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "math/lbfgs.h"
+
+// From torch's tensors to the plain pointers that math/ and the kernels speak of.
+
+namespace secureafl {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+template <typename T>
+const T* data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+template <typename T>
+T* mutable_data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+// An uninitialised tensor on the same device.
+inline Tensor allocate(const Tensor& like, ScalarType dtype, const std::vector<int64_t>& shape) {
+  return torch::stable::new_empty(like, shape, dtype);
+}
+
+// Two-byte floats are ordered and averaged as float32, which holds them exactly.
+template <typename scalar_t>
+using compute_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+
+// Calls f with a value of the C++ type that dtype names. The checks have refused all others.
+template <typename F>
+void visit_wide(ScalarType dtype, const F& f) {
+  if (dtype == ScalarType::Double) return f(double());
+  f(float());
+}
+template <typename F>
+void visit_any(ScalarType dtype, const F& f) {
+  if (dtype == ScalarType::Half) return f(torch::headeronly::Half());
+  if (dtype == ScalarType::BFloat16) return f(torch::headeronly::BFloat16());
+  visit_wide(dtype, f);
+}
+
+// How many of a host tensor's bools are true.
+inline int64_t count_true(const Tensor& bools) {
+  return std::count(data<bool>(bools), data<bool>(bools) + bools.numel(), true);
+}
+
+// Keeps the contiguous tensors alive that a History points into.
+struct DenseHistory {
+  Tensor model, last_updates, last_models, dw, dg, pairs;
+
+  DenseHistory(const Tensor& model, const Tensor& last_updates, const Tensor& last_models,
+               const Tensor& dw, const Tensor& dg, const Tensor& pairs)
+      : model(dense(model)),
+        last_updates(dense(last_updates)),
+        last_models(dense(last_models)),
+        dw(dense(dw)),
+        dg(dense(dg)),
+        pairs(dense(pairs)) {}
+
+  template <typename T>
+  History<T> view() const {
+    return {data<T>(model), data<T>(last_updates), data<T>(last_models), data<T>(dw), data<T>(dg),
+            data<int64_t>(pairs), dw.size(0), dw.size(1), model.size(0)};
+  }
+};
+
+}  // namespace secureafl

@@ -1,0 +1,82 @@
+"""What torch asks of every op: schema, fake kernel, torch.compile, no gradient; and capture in a CUDA graph."""
+
+import pytest
+import torch
+from oracles import make_history
+
+from secureafl_ext import ops
+
+OPS = ["median", "trimmed_mean", "lipschitz", "estimate", "aggregate"]
+
+
+def sample(name, random, device):
+    """Arguments of one call."""
+    history = make_history(random, 6, 2, 40, dtype=torch.float32).to(device)
+    flag = torch.tensor([True, False, True, True, True, True], device=device)
+    a, b, c, d = history.last_updates[:4]
+    return {
+        "median": (history.last_updates, flag),
+        "trimmed_mean": (history.last_updates, 1, flag),
+        "lipschitz": (a, b, c, d),
+        "estimate": (*history.tensors(), 0.7),
+        "aggregate": (history.model, a, 2, flag[0], *history.rest(), flag, 0.7, "trimmed_mean", 1),
+    }[name]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name, random, device):
+    op = getattr(torch.ops.secureafl, name).default
+    assert set(torch.library.opcheck(op, sample(name, random, device)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler itself
+def test_compiles_without_a_graph_break(name, random, device):
+    op, arguments = getattr(ops, name), sample(name, random, device)
+    compiled = torch.compile(lambda *arguments: 2 * op(*arguments), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*arguments), 2 * op(*arguments))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_fake_kernel_gives_shape_dtype_and_device(name, random, device):
+    arguments = sample(name, random, device)
+    real = getattr(ops, name)(*arguments)
+    mode = torch._subclasses.FakeTensorMode()
+    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    with mode:
+        fake = getattr(ops, name)(*fakes)
+    assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_gradient_is_refused_in_words(name, random, device):
+    first, *rest = sample(name, random, device)
+    result = getattr(ops, name)(first.requires_grad_(), *rest)
+    with pytest.raises(NotImplementedError, match=f"secureafl::{name} offers no gradient; call it under torch.no_grad"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_defaults_are_those_of_the_schema(name):
+    """The wrappers and torch.ops must not drift apart."""
+    import inspect
+
+    schema = getattr(torch.ops.secureafl, name).default._schema
+    wrapper = inspect.signature(getattr(ops, name)).parameters.values()
+    of_schema = [(a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty) for a in schema.arguments]
+    assert [(p.name, p.default) for p in wrapper] == of_schema
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", OPS)
+def test_captured_in_a_cuda_graph(name, random):
+    op, arguments = getattr(ops, name), sample(name, random, "cuda")
+    op(*arguments)  # loads the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = op(*arguments)
+    for factor in (1.0, -2.0):
+        arguments[0].mul_(factor)  # a replay must see the new values
+        graph.replay()
+        assert torch.equal(result, op(*arguments))

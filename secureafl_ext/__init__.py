@@ -1,0 +1,21 @@
+"""Byzantine-robust asynchronous federated learning as torch ops for CPU and CUDA."""
+
+from pkgutil import extend_path
+
+import torch  # loads the libraries that _C links to
+
+# A checkout on sys.path has the sources but no binary: let it find the installed one.
+__path__ = extend_path(__path__, __name__)
+
+from . import _C  # noqa: E402 - importing it registers the ops
+from .ops import aggregate, estimate, lipschitz, median, trimmed_mean  # noqa: E402
+
+__all__ = ["__version__", "aggregate", "build_info", "estimate", "lipschitz", "median", "trimmed_mean"]
+
+
+def build_info() -> dict[str, str | None]:
+    """What was built: version, torch of the headers, CUDA architectures or None, compiler, SIMD."""
+    return dict(_C.build_info())
+
+
+__version__: str = build_info()["version"]

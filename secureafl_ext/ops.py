@@ -1,0 +1,106 @@
+"""The five ops: a typed wrapper, its docstring and its fake kernel each. Nothing is computed here.
+
+n clients, d parameters, m pairs per client. float32 or float64 (median and trimmed_mean also float16 and bfloat16),
+contiguous or not, all tensors on one device. Results have the input's dtype, sums are float64, and a call repeats
+bit for bit on its device. `torch.ops.secureafl.NAME` is the same op without the type hints.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.secureafl
+
+
+def median(updates: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Coordinate-wise median of the rows that mask keeps; the mean of the two middle values of an even count.
+
+    updates: (n, d)    mask: (n) bool, default all    returns: (d), zeros if no row is kept
+    NaN orders last, behind +inf, as in torch.sort.
+    Equivalent: s = updates[mask].sort(0).values; (s[(len(s) - 1) // 2] + s[len(s) // 2]) / 2
+    """
+    return _ops.median(updates, mask)
+
+
+def trimmed_mean(updates: Tensor, trim: int, mask: Tensor | None = None) -> Tensor:
+    """Coordinate-wise mean of the kept rows without the `trim` smallest and the `trim` largest values.
+
+    updates: (n, d)    mask: (n) bool, default all    returns: (d)
+    2 * trim >= kept rows is an error where the host knows their number, zeros where only the GPU does.
+    NaN orders last, behind +inf, as in torch.sort.
+    Equivalent: updates[mask].sort(0).values[trim : mask.sum() - trim].mean(0)
+    """
+    return _ops.trimmed_mean(updates, trim, mask)
+
+
+def lipschitz(update: Tensor, last_update: Tensor, model: Tensor, last_model: Tensor) -> Tensor:
+    """Lipschitz factor of an update: |update - last_update| / |model - last_model|.
+
+    all: (d)    returns: () float64; 0 if both differences are zero, inf if only the model's is
+    Equivalent: (update - last_update).norm() / (model - last_model).norm()
+    """
+    return _ops.lipschitz(update, last_update, model, last_model)
+
+
+def estimate(
+    model: Tensor, last_updates: Tensor, last_models: Tensor, dw: Tensor, dg: Tensor, pairs: Tensor, trust: float = 1.0
+) -> Tensor:
+    """What every client would send now: g_k + B_k (model - w_k), B_k the L-BFGS matrix of its pairs.
+
+    model: (d)    last_updates g, last_models w: (n, d)    dw, dg: (n, m, d), m <= 16    pairs: (n) int64
+    Slots 0 .. pairs[k] - 1 are filled, oldest first. The norm of B_k (..) is capped at trust * |g_k|; inf: no cap.
+    No pairs, a singular or a non-finite system: g_k. A pairs[k] outside 0 .. m is an error on the CPU and reads
+    as 0 on a GPU.    returns: (n, d)    Equivalent: secureafl_ext.reference.estimate
+    """
+    return _ops.estimate(model, last_updates, last_models, dw, dg, pairs, trust)
+
+
+def aggregate(
+    model: Tensor,
+    update: Tensor,
+    client: int,
+    accepted: Tensor,
+    last_updates: Tensor,
+    last_models: Tensor,
+    dw: Tensor,
+    dg: Tensor,
+    pairs: Tensor,
+    seen: Tensor,
+    trust: float = 1.0,
+    rule: str = "median",
+    trim: int = 0,
+) -> Tensor:
+    """One round's direction: `rule` over the estimates of all seen clients but `client`, and `update` if accepted.
+
+    update: (d)    accepted: () bool    seen: (n) bool    the rest as in estimate    returns: (d), zeros if no row
+    rule: median, trimmed_mean (drops `trim` on either side; zeros if that leaves none) or mean.
+    The n x d estimates are never stored, and the host never waits for the device.
+    Equivalent: rows = estimate(..); rows[client] = update; keep = seen.clone(); keep[client] = accepted;
+    median(rows, keep)
+    """
+    return _ops.aggregate(
+        model, update, client, accepted, last_updates, last_models, dw, dg, pairs, seen, trust, rule, trim
+    )
+
+
+# What torch.compile needs to know of each op: the result's shape and dtype.
+_FAKES: dict[str, Callable[..., Tensor]] = {
+    "median": lambda updates, mask=None: updates.new_empty(updates.shape[1]),
+    "trimmed_mean": lambda updates, trim, mask=None: updates.new_empty(updates.shape[1]),
+    "lipschitz": lambda update, *rest: update.new_empty((), dtype=torch.float64),
+    "estimate": lambda model, last_updates, *rest, **options: last_updates.new_empty(last_updates.shape),
+    "aggregate": lambda model, *rest, **options: model.new_empty(model.shape),
+}
+
+
+def _refuse_gradient(name: str) -> Callable[..., None]:
+    def backward(context, gradient):
+        raise NotImplementedError(f"secureafl::{name} offers no gradient; call it under torch.no_grad()")
+
+    return backward
+
+
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"secureafl::{_name}", _fake)
+    torch.library.register_autograd(f"secureafl::{_name}", _refuse_gradient(_name))

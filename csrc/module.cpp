@@ -1,0 +1,41 @@
+#include <pybind11/pybind11.h>
+
+// Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
+// a pybind11 of its own, which refuses to be used beside the stable ABI.
+
+namespace {
+
+// What the compiler was allowed to use: plain loops become these vectors.
+const char* simd() {
+#if defined(__AVX512F__)
+  return "avx512";
+#elif defined(__AVX2__)
+  return "avx2";
+#elif defined(__SSE2__)
+  return "sse2";
+#elif defined(__ARM_FEATURE_SVE)
+  return "sve";
+#elif defined(__ARM_NEON)
+  return "neon";
+#else
+  return "none";
+#endif
+}
+
+pybind11::dict build_info() {
+  pybind11::dict info;
+  info["version"] = SECUREAFL_VERSION;
+  info["torch"] = SECUREAFL_TORCH;
+#if defined(SECUREAFL_CUDA_ARCHS)
+  info["cuda"] = SECUREAFL_CUDA_ARCHS;
+#else
+  info["cuda"] = pybind11::none();
+#endif
+  info["compiler"] = SECUREAFL_COMPILER;
+  info["simd"] = simd();
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) { m.def("build_info", &build_info); }

@@ -17,7 +17,7 @@
 // Argument checks that both devices call: where the dispatcher lands, so that torch.ops cannot slip past.
 // Every refusal reads "secureafl::op: argument must .., got ..".
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 template <typename... Parts>
 [[noreturn]] inline void refuse(const char* op, const Parts&... parts) {
@@ -199,4 +199,4 @@ inline Rule check_round(const Check& check, const Tensor& update, int64_t client
   return Rule::kTrimmedMean;
 }
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

@@ -16,7 +16,7 @@
 //   write_estimates(history, corrections, out)      n x d of them
 // kHostReads says whether the host may look into tensors without waiting; `like` places scratch memory.
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 template <typename Device>
 Tensor reduce_rows(const Tensor& updates, const std::optional<Tensor>& mask, Rule rule, int64_t trim) {
@@ -122,7 +122,7 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
   return out;
 }
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND
 
 // At the foot of each device's file.
 #define SECUREAFL_REGISTER(Device, key)                                       \

@@ -14,7 +14,7 @@
 
 // From torch's tensors to the plain pointers that math/ and the kernels speak of.
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -79,4 +79,4 @@ struct DenseHistory {
   }
 };
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

@@ -16,7 +16,7 @@
 //   0 .. p-1: y    p .. 2p-1: s    2p: x
 // packed by lower triangle, and the number g.g behind it. All in float64.
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 constexpr int64_t kMaxPairs = 16;
 
@@ -190,4 +190,4 @@ SECUREAFL_FN T estimate_at(const History<T>& h, const Corrections& corrections, 
   return static_cast<T>(g + sum);
 }
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

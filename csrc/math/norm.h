@@ -4,7 +4,7 @@
 
 #include "host_device.h"
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 // Sums of squares -> Lipschitz factor. No movement at all is no evidence (0); an update that moved while the
 // model stood still has no bound (inf).
@@ -19,4 +19,4 @@ SECUREAFL_FN double squared_difference(T a, T b) {
   return difference * difference;
 }
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

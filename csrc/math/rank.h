@@ -16,7 +16,7 @@
 //   int64_t count_below(Key bound)            how many keys are < bound
 //   double  sum_between(Key low, Key high)    sum of the values whose keys lie strictly between
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 enum class Rule : int32_t { kMedian, kTrimmedMean, kMean };
 
@@ -105,4 +105,4 @@ SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim) {
   return static_cast<T>(sum / left);
 }
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

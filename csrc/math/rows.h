@@ -9,7 +9,7 @@
 // What a coordinate-wise rule runs over: n rows that lie in memory, or n rows made on the fly.
 // Both answer key(k, c): the key of row k at coordinate c, kAbsent if the row takes no part.
 
-namespace secureafl {
+namespace secureafl::SECUREAFL_KIND {
 
 template <typename scalar_t, typename T>
 struct StoredRows {
@@ -41,4 +41,4 @@ struct EstimatedRows {
   }
 };
 
-}  // namespace secureafl
+}  // namespace secureafl::SECUREAFL_KIND

@@ -4,8 +4,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -19,20 +19,31 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-template <typename... Parts>
-[[noreturn]] inline void refuse(const char* op, const Parts&... parts) {
-  std::ostringstream text;
-  text << "secureafl::" << op << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+// Plain strings, no streams: a stream looks its formats up in a locale, which goes wrong where a compiler links
+// libstdc++ into this module while torch brings its own (seen with one such gcc).
+inline std::string text(const std::string& part) { return part; }
+inline std::string text(int64_t number) { return std::to_string(number); }
+inline std::string text(double number) {
+  char digits[32];
+  std::snprintf(digits, sizeof(digits), "%g", number);
+  return digits;
 }
 
-inline std::string shape_of(const Tensor& tensor) {
-  std::ostringstream text;
-  text << '(';
-  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
-  text << (tensor.dim() == 1 ? ",)" : ")");
-  return text.str();
+template <typename... Parts>
+[[noreturn]] inline void refuse(const char* op, const Parts&... parts) {
+  throw std::runtime_error(("secureafl::" + std::string(op) + ": " + ... + text(parts)));
+}
+
+// (3, 4) or (4,), as Python writes it.
+inline std::string shape_text(const std::vector<int64_t>& sizes) {
+  std::string shape = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) shape += (i ? ", " : "") + std::to_string(sizes[i]);
+  return shape + (sizes.size() == 1 ? ",)" : ")");
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end()};
 }
 
 inline std::string name_of(ScalarType dtype) {
@@ -74,17 +85,14 @@ class Check {
   void shape(const char* name, const Tensor& tensor, const char* meaning,
              const std::vector<int64_t>& sizes) const {
     bool fits = tensor.dim() == static_cast<int64_t>(sizes.size());
-    bool free = false;
-    std::ostringstream wanted;
+    bool known = !sizes.empty();
     for (size_t i = 0; i < sizes.size(); ++i) {
       fits = fits && (sizes[i] < 0 || tensor.size(static_cast<int64_t>(i)) == sizes[i]);
-      free = free || sizes[i] < 0;
-      wanted << (i ? ", " : "") << sizes[i];
+      known = known && sizes[i] >= 0;
     }
     if (fits) return;
-    if (free || sizes.empty()) refuse(op_, name, " must have shape ", meaning, ", got ", shape_of(tensor));
-    refuse(op_, name, " must have shape ", meaning, " = (", wanted.str(), sizes.size() == 1 ? ",)" : ")",
-           ", got ", shape_of(tensor));
+    refuse(op_, name, " must have shape ", meaning, known ? " = " + shape_text(sizes) : "", ", got ",
+           shape_text(sizes_of(tensor)));
   }
 
   void floats(const char* name, const Tensor& tensor, const char* meaning,

@@ -56,11 +56,21 @@ def rows(n: int, d: int, device: str):
     stack = state["last_updates"]
     plane = 4 * n * d
     yield "median", lambda: secureafl_ext.median(stack), lambda: stack.median(0), plane
-    yield "trimmed_mean", lambda: secureafl_ext.trimmed_mean(stack, n // 5), lambda: reference.trimmed_mean(stack, n // 5), plane
+    yield (
+        "trimmed_mean",
+        lambda: secureafl_ext.trimmed_mean(stack, n // 5),
+        lambda: reference.trimmed_mean(stack, n // 5),
+        plane,
+    )
     four = stack[0], stack[1], state["last_models"][0], state["last_models"][1]
     yield "lipschitz", lambda: secureafl_ext.lipschitz(*four), lambda: reference_factor(*four), 16 * d
     words = (2 * MEMORY + 2) * plane
-    yield "estimate", lambda: secureafl_ext.estimate(model, *past), lambda: batched_estimate(model, *past), words + plane
+    yield (
+        "estimate",
+        lambda: secureafl_ext.estimate(model, *past),
+        lambda: batched_estimate(model, *past),
+        words + plane,
+    )
     yield (
         "aggregate",
         lambda: secureafl_ext.aggregate(model, update, 0, accepted, *past, seen),
@@ -90,7 +100,9 @@ def main() -> None:
     options = parser.parse_args()
 
     check(options.device)
-    print(f"{describe(options.device)}, torch {torch.__version__}, secureafl_ext {secureafl_ext.__version__}, float32\n")
+    print(
+        f"{describe(options.device)}, torch {torch.__version__}, secureafl_ext {secureafl_ext.__version__}, float32\n"
+    )
     print("| op | n | d | ours ms | torch ms | x torch | x copy of its reads |")
     print("|---|---|---|---|---|---|---|")
     for n, d in SIZES[: 1 if options.quick else None]:
@@ -100,7 +112,8 @@ def main() -> None:
             target = torch.empty_like(source)
             copy = seconds(lambda: target.copy_(source), options.device, repeats)  # noqa: B023
             mine, theirs = (seconds(call, options.device, repeats) for call in (ours, torchs))
-            print(f"| {name} | {n} | {d} | {1e3 * mine:.3f} | {1e3 * theirs:.3f} | {theirs / mine:.1f} | {mine / copy:.1f} |")
+            times = f"{1e3 * mine:.3f} | {1e3 * theirs:.3f} | {theirs / mine:.1f} | {mine / copy:.1f}"
+            print(f"| {name} | {n} | {d} | {times} |")
 
 
 if __name__ == "__main__":

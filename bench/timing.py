@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -25,7 +26,7 @@ def seconds(call: Callable[[], object], device: str, repeats: int = 20, warmup: 
         call()
         event.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1e3
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
 
 
 def describe(device: str) -> str:

@@ -82,8 +82,7 @@ class Check {
   }
 
   // `meaning` names the dimensions: "(n, m, d)". A negative size is free.
-  void shape(const char* name, const Tensor& tensor, const char* meaning,
-             const std::vector<int64_t>& sizes) const {
+  void shape(const char* name, const Tensor& tensor, const char* meaning, const std::vector<int64_t>& sizes) const {
     bool fits = tensor.dim() == static_cast<int64_t>(sizes.size());
     bool known = !sizes.empty();
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -95,8 +94,7 @@ class Check {
            shape_text(sizes_of(tensor)));
   }
 
-  void floats(const char* name, const Tensor& tensor, const char* meaning,
-              const std::vector<int64_t>& sizes) const {
+  void floats(const char* name, const Tensor& tensor, const char* meaning, const std::vector<int64_t>& sizes) const {
     dtype(name, tensor, dtype_, " like ");
     place(name, tensor);
     shape(name, tensor, meaning, sizes);
@@ -125,8 +123,8 @@ class Check {
  private:
   void dtype(const char* name, const Tensor& tensor, ScalarType expected, const char* like) const {
     if (tensor.scalar_type() == expected) return;
-    refuse(op_, name, " must have dtype ", name_of(expected), like ? like : "", like ? lead_name_ : "",
-           ", got ", name_of(tensor.scalar_type()));
+    refuse(op_, name, " must have dtype ", name_of(expected), like ? like : "", like ? lead_name_ : "", ", got ",
+           name_of(tensor.scalar_type()));
   }
 
   void place(const char* name, const Tensor& tensor) const {
@@ -151,8 +149,8 @@ inline Check check_rows(const char* op, const Tensor& updates, const std::option
 }
 
 // update, last_update, model, last_model (d)
-inline void check_factor(const char* op, const Tensor& update, const Tensor& last_update,
-                         const Tensor& model, const Tensor& last_model) {
+inline void check_factor(const char* op, const Tensor& update, const Tensor& last_update, const Tensor& model,
+                         const Tensor& last_model) {
   const Check check(op, "update", update, /*two_byte_types=*/false);
   check.shape("update", update, "(d,)", {-1});
   check.floats("last_update", last_update, "(d,)", {update.size(0)});
@@ -161,9 +159,8 @@ inline void check_factor(const char* op, const Tensor& update, const Tensor& las
 }
 
 // model (d), last_updates and last_models (n, d), dw and dg (n, m, d), pairs (n)
-inline Check check_history(const char* op, const Tensor& model, const Tensor& last_updates,
-                           const Tensor& last_models, const Tensor& dw, const Tensor& dg,
-                           const Tensor& pairs, double trust) {
+inline Check check_history(const char* op, const Tensor& model, const Tensor& last_updates, const Tensor& last_models,
+                           const Tensor& dw, const Tensor& dg, const Tensor& pairs, double trust) {
   const Check check(op, "model", model, /*two_byte_types=*/false);
   check.shape("model", model, "(d,)", {-1});
   check.floats("last_updates", last_updates, "(n, d)", {-1, model.size(0)});

@@ -26,8 +26,8 @@ Tensor reduce_rows(const Tensor& updates, const std::optional<Tensor>& mask, Rul
   Tensor out = allocate(rows, rows.scalar_type(), {rows.size(1)});
   visit_any(rows.scalar_type(), [&](auto zero) {
     using scalar_t = decltype(zero);
-    const StoredRows<scalar_t, compute_t<scalar_t>> stored{
-        data<scalar_t>(rows), keep ? data<bool>(*keep) : nullptr, rows.size(0), rows.size(1)};
+    const StoredRows<scalar_t, compute_t<scalar_t>> stored{data<scalar_t>(rows), keep ? data<bool>(*keep) : nullptr,
+                                                           rows.size(0), rows.size(1)};
     device.reduce_columns(stored, rule, trim, mutable_data<scalar_t>(out));
   });
   return out;
@@ -49,16 +49,14 @@ Tensor trimmed_mean(const Tensor& updates, int64_t trim, const std::optional<Ten
 }
 
 template <typename Device>
-Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& model,
-                 const Tensor& last_model) {
+Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& model, const Tensor& last_model) {
   check_factor("lipschitz", update, last_update, model, last_model);
   const Device device(update);
   const Tensor g = dense(update), last_g = dense(last_update), w = dense(model), last_w = dense(last_model);
   Tensor out = allocate(g, ScalarType::Double, {});
   visit_wide(g.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
-    device.factor(data<T>(g), data<T>(last_g), data<T>(w), data<T>(last_w), g.size(0),
-                  mutable_data<double>(out), g);
+    device.factor(data<T>(g), data<T>(last_g), data<T>(w), data<T>(last_w), g.size(0), mutable_data<double>(out), g);
   });
   return out;
 }
@@ -72,11 +70,10 @@ struct Solved {
 };
 
 template <typename Device, typename T>
-Solved solve(const Device& device, const History<T>& h, const Wanted& wanted, double trust, const Tensor& like) {
-  const Solved solved{allocate(like, ScalarType::Double, {h.n, rows_of(h.m)}),
-                      allocate(like, ScalarType::Int, {h.n})};
-  device.solve_all(h, wanted, trust, mutable_data<double>(solved.factors), mutable_data<int32_t>(solved.used),
-                   like);
+Solved solve_clients(const Device& device, const History<T>& h, const Wanted& wanted, double trust,
+                     const Tensor& like) {
+  const Solved solved{allocate(like, ScalarType::Double, {h.n, rows_of(h.m)}), allocate(like, ScalarType::Int, {h.n})};
+  device.solve_all(h, wanted, trust, mutable_data<double>(solved.factors), mutable_data<int32_t>(solved.used), like);
   return solved;
 }
 
@@ -92,7 +89,7 @@ Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& l
   visit_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
-    const Solved solved = solve(device, h, all, trust, tensors.model);
+    const Solved solved = solve_clients(device, h, all, trust, tensors.model);
     device.write_estimates(h, solved.view(), mutable_data<T>(out));
   });
   return out;
@@ -101,11 +98,10 @@ Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& l
 template <typename Device>
 Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, const Tensor& accepted,
                  const Tensor& last_updates, const Tensor& last_models, const Tensor& dw, const Tensor& dg,
-                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name,
-                 int64_t trim) {
+                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name, int64_t trim) {
   const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
-  const Rule rule = check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0),
-                                rule_name, trim);
+  const Rule rule =
+      check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), rule_name, trim);
   const Device device(model);
   const DenseHistory tensors(model, last_updates, last_models, dw, dg, pairs);
   const Tensor received = dense(update), seen_rows = dense(seen);
@@ -115,7 +111,7 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
   visit_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
-    const Solved solved = solve(device, h, wanted, trust, tensors.model);
+    const Solved solved = solve_clients(device, h, wanted, trust, tensors.model);
     const EstimatedRows<T> rows{h, solved.view(), wanted, data<T>(received), data<bool>(accepted), h.n, h.d};
     device.reduce_columns(rows, rule, trim, mutable_data<T>(out));
   });
@@ -125,8 +121,8 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
 }  // namespace secureafl::SECUREAFL_KIND
 
 // At the foot of each device's file.
-#define SECUREAFL_REGISTER(Device, key)                                       \
-  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                              \
+#define SECUREAFL_REGISTER(Device, key)                                             \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                    \
     m.impl("median", TORCH_BOX(&secureafl::median<secureafl::Device>));             \
     m.impl("trimmed_mean", TORCH_BOX(&secureafl::trimmed_mean<secureafl::Device>)); \
     m.impl("lipschitz", TORCH_BOX(&secureafl::lipschitz<secureafl::Device>));       \

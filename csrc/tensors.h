@@ -63,8 +63,8 @@ inline int64_t count_true(const Tensor& bools) {
 struct DenseHistory {
   Tensor model, last_updates, last_models, dw, dg, pairs;
 
-  DenseHistory(const Tensor& model, const Tensor& last_updates, const Tensor& last_models,
-               const Tensor& dw, const Tensor& dg, const Tensor& pairs)
+  DenseHistory(const Tensor& model, const Tensor& last_updates, const Tensor& last_models, const Tensor& dw,
+               const Tensor& dg, const Tensor& pairs)
       : model(dense(model)),
         last_updates(dense(last_updates)),
         last_models(dense(last_models)),
@@ -74,8 +74,9 @@ struct DenseHistory {
 
   template <typename T>
   History<T> view() const {
-    return {data<T>(model), data<T>(last_updates), data<T>(last_models), data<T>(dw), data<T>(dg),
-            data<int64_t>(pairs), dw.size(0), dw.size(1), model.size(0)};
+    return {data<T>(model), data<T>(last_updates), data<T>(last_models), data<T>(dw),
+            data<T>(dg),    data<int64_t>(pairs),  dw.size(0),           dw.size(1),
+            model.size(0)};
   }
 };
 

@@ -79,7 +79,10 @@ def test_agrees_with_the_reference(random, device):
         expected = reference.aggregate(
             history.model, update, 4, torch.tensor(True), *history.rest(), seen, 0.5, rule, trim
         )
-        assert relative_error(run(history, update, 4, True, seen, device, trust=0.5, rule=rule, trim=trim), expected) < 1e-10
+        assert (
+            relative_error(run(history, update, 4, True, seen, device, trust=0.5, rule=rule, trim=trim), expected)
+            < 1e-10
+        )
 
 
 def test_what_takes_no_part_is_not_looked_at(random, device):

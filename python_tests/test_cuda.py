@@ -71,12 +71,12 @@ def test_offsets_beyond_32_bits():
     assert (result[: 2**31] == 2).all() and result[-1] == -2 and result[2**31 + 5] == 1.5
     assert (result[2**31 + 6 : -1] == 2).all()
     del updates, result
-    row = torch.zeros(d, device="cuda")
-    other = torch.zeros(d, device="cuda")
-    other[-1] = 3
-    assert lipschitz(row, other, other, row).item() == 1
-    assert estimate(row, other[None], row[None], row[None, :0, None].expand(1, 0, d), row[None, :0, None].expand(1, 0, d),
-                    torch.zeros(1, dtype=torch.int64, device="cuda"))[0, -1] == 3
+    zeros, last = torch.zeros(2, d, device="cuda")
+    last[-1] = 3
+    assert lipschitz(zeros, last, last, zeros).item() == 1
+    no_pairs = torch.empty(1, 0, d, device="cuda"), torch.empty(1, 0, d, device="cuda")
+    none = torch.zeros(1, dtype=torch.int64, device="cuda")
+    assert estimate(zeros, last[None], zeros[None], *no_pairs, none)[0, -1] == 3
 
 
 def test_more_rows_than_shared_memory_holds_are_refused():

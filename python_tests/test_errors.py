@@ -26,13 +26,19 @@ REFUSALS = [
     (lambda: ops.median(V), "median: updates must have shape (n, d), got (4,)"),
     (lambda: ops.median(torch.ones(2, 3, 4)), "median: updates must have shape (n, d), got (2, 3, 4)"),
     (lambda: ops.median(X.int()), "median: updates must have dtype float32, float64, float16 or bfloat16, got int32"),
-    (lambda: ops.median(X.cfloat()), "median: updates must have dtype float32, float64, float16 or bfloat16, got complex64"),
+    (
+        lambda: ops.median(X.cfloat()),
+        "median: updates must have dtype float32, float64, float16 or bfloat16, got complex64",
+    ),
     (lambda: ops.median(X, MASK[:2]), "median: mask must have shape (n,) = (3,), got (2,)"),
     (lambda: ops.median(X, MASK.int()), "median: mask must have dtype bool, got int32"),
     (lambda: ops.trimmed_mean(V, 1), "trimmed_mean: updates must have shape (n, d), got (4,)"),
     (lambda: ops.trimmed_mean(X, -1), "trimmed_mean: trim must be 0 or more, got -1"),
     (lambda: ops.trimmed_mean(X, 2), "trimmed_mean: trim must leave a row, 2 * trim < 3, got trim = 2"),
-    (lambda: ops.trimmed_mean(X, 2**62), "trimmed_mean: trim must leave a row, 2 * trim < 3, got trim = 4611686018427387904"),
+    (
+        lambda: ops.trimmed_mean(X, 2**62),
+        "trimmed_mean: trim must leave a row, 2 * trim < 3, got trim = 4611686018427387904",
+    ),
     (lambda: ops.trimmed_mean(X, 0, ~MASK), "trimmed_mean: trim must leave a row, 2 * trim < 0, got trim = 0"),
     (lambda: ops.trimmed_mean(X, 0, MASK[:1]), "trimmed_mean: mask must have shape (n,) = (3,), got (1,)"),
     (lambda: ops.lipschitz(X, X, X, X), "lipschitz: update must have shape (d,), got (3, 4)"),
@@ -67,7 +73,10 @@ REFUSALS = [
     (aggregate(pairs=torch.tensor([9, 3, 2])), "aggregate: pairs must lie in 0..2, got 3 for client 1"),
     (aggregate(options={"trust": -1.0}), "aggregate: trust must be 0 or more (inf: no cap), got -1"),
     (aggregate(options={"rule": "krumm"}), "aggregate: rule must be median, trimmed_mean or mean, got 'krumm'"),
-    (aggregate(options={"rule": "trimmed_mean", "trim": 2}), "aggregate: trim must leave a row, 2 * trim < 3, got trim = 2"),
+    (
+        aggregate(options={"rule": "trimmed_mean", "trim": 2}),
+        "aggregate: trim must leave a row, 2 * trim < 3, got trim = 2",
+    ),
     (aggregate(options={"rule": "trimmed_mean", "trim": -2}), "aggregate: trim must be 0 or more, got -2"),
 ]
 

@@ -1,5 +1,7 @@
 """What torch asks of every op: schema, fake kernel, torch.compile, no gradient; and capture in a CUDA graph."""
 
+import inspect
+
 import pytest
 import torch
 from oracles import make_history
@@ -60,12 +62,12 @@ def test_a_gradient_is_refused_in_words(name, random, device):
 @pytest.mark.parametrize("name", OPS)
 def test_defaults_are_those_of_the_schema(name):
     """The wrappers and torch.ops must not drift apart."""
-    import inspect
-
     schema = getattr(torch.ops.secureafl, name).default._schema
     wrapper = inspect.signature(getattr(ops, name)).parameters.values()
-    of_schema = [(a.name, a.default_value if a.has_default_value() else inspect.Parameter.empty) for a in schema.arguments]
-    assert [(p.name, p.default) for p in wrapper] == of_schema
+    assert [p.name for p in wrapper] == [a.name for a in schema.arguments]
+    for parameter, argument in zip(wrapper, schema.arguments, strict=True):
+        assert argument.has_default_value() == (parameter.default is not parameter.empty)
+        assert not argument.has_default_value() or argument.default_value == parameter.default
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

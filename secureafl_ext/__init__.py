@@ -2,13 +2,13 @@
 
 from pkgutil import extend_path
 
-import torch  # loads the libraries that _C links to
+import torch as _torch  # noqa: F401 - loads the libraries that _C links to
 
 # A checkout on sys.path has the sources but no binary: let it find the installed one.
 __path__ = extend_path(__path__, __name__)
 
-from . import _C  # noqa: E402 - importing it registers the ops
-from .ops import aggregate, estimate, lipschitz, median, trimmed_mean  # noqa: E402
+from . import _C  # importing it registers the ops
+from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
 
 __all__ = ["__version__", "aggregate", "build_info", "estimate", "lipschitz", "median", "trimmed_mean"]
 

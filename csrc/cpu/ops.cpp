@@ -43,8 +43,7 @@ struct Cpu {
   }
 
   template <typename T>
-  void factor(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* out,
-              const Tensor&) const {
+  void factor(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* out, const Tensor&) const {
     *out = lipschitz_factor(cpu::squared_distance(g, last_g, d), cpu::squared_distance(w, last_w, d));
   }
 
@@ -57,8 +56,7 @@ struct Cpu {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t pairs = wanted(k) ? h.pairs_of(k) : 0;
         if (pairs > 0) cpu::inner_products(h, k, pairs, gram.data());
-        const bool found =
-            coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
+        const bool found = coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
         used[k] = found ? static_cast<int32_t>(pairs) : 0;
       }
     });

@@ -39,7 +39,7 @@ struct WarpColumn {
 template <typename Rows, typename out_t>
 __global__ void reduce_columns_kernel(Rows rows, Rule rule, int64_t trim, int tile_bits, out_t* out) {
   using T = typename Rows::value_type;
-  extern __shared__ double shared[];  // double: aligned for either key
+  extern __shared__ double shared[];                 // double: aligned for either key
   Key<T>* keys = reinterpret_cast<Key<T>*>(shared);  // (n, stride)
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const int n = static_cast<int>(rows.n), tile = 1 << tile_bits, stride = tile | 1;
@@ -74,8 +74,8 @@ void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t
                              " rows does not fit this GPU's shared memory of " + std::to_string(most) + " bytes");
   }
   const int64_t tiles = (rows.d + (1 << bits) - 1) >> bits;
-  launch(reduce_columns_kernel<Rows, out_t>, tiles < kMostBlocks ? tiles : kMostBlocks, kThreads, bytes(bits),
-         rows, rule, trim, bits, out);
+  launch(reduce_columns_kernel<Rows, out_t>, tiles < kMostBlocks ? tiles : kMostBlocks, kThreads, bytes(bits), rows,
+         rule, trim, bits, out);
 }
 
 }  // namespace secureafl::cuda

@@ -23,8 +23,7 @@ class Launcher {
  public:
   explicit Launcher(int32_t device) : guard_(device), device_(device) {
     void* stream = nullptr;
-    if (aoti_torch_get_current_cuda_stream == nullptr ||
-        aoti_torch_get_current_cuda_stream(device, &stream) != 0) {
+    if (aoti_torch_get_current_cuda_stream == nullptr || aoti_torch_get_current_cuda_stream(device, &stream) != 0) {
       throw std::runtime_error("secureafl: this torch has no current CUDA stream");
     }
     stream_ = static_cast<cudaStream_t>(stream);
@@ -43,8 +42,7 @@ class Launcher {
     if (blocks == 0) return;
     constexpr int64_t kUnasked = 48 * 1024;
     if (shared_bytes > kUnasked) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes)),
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
             "shared memory");
     }
     kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream_>>>(args...);

@@ -30,8 +30,7 @@ __device__ inline double block_sum(double value) {
 
 // partial (2, blocks): this block's share of |g - last_g|^2 and |w - last_w|^2
 template <typename T>
-__global__ void squares_kernel(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d,
-                               double* partial) {
+__global__ void squares_kernel(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* partial) {
   double update_square = 0, model_square = 0;
   for (int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; c < d;
        c += gridDim.x * static_cast<int64_t>(blockDim.x)) {

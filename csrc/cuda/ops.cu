@@ -38,11 +38,11 @@ class Cuda {
     const int64_t products = products_of(h.m);
     const Tensor partial = allocate(like, ScalarType::Double, {h.n, chunks.count, products});
     const int64_t tile_bytes = (rows_of(h.m) + 1) * (cuda::kProductTile + 1) * static_cast<int64_t>(sizeof(double));
-    launch_(cuda::products_kernel<T>, h.m > 0 ? h.n * chunks.count : 0, cuda::kProductThreads, tile_bytes, h,
-            wanted, chunks, mutable_data<double>(partial));
+    launch_(cuda::products_kernel<T>, h.m > 0 ? h.n * chunks.count : 0, cuda::kProductThreads, tile_bytes, h, wanted,
+            chunks, mutable_data<double>(partial));
     const int64_t gram_bytes = (products + scratch_of(h.m)) * static_cast<int64_t>(sizeof(double));
-    launch_(cuda::coefficients_kernel<T>, h.n, 32, gram_bytes, h, wanted, chunks.count, data<double>(partial),
-            trust, factors, used);
+    launch_(cuda::coefficients_kernel<T>, h.n, 32, gram_bytes, h, wanted, chunks.count, data<double>(partial), trust,
+            factors, used);
   }
 
   template <typename T>

@@ -92,8 +92,8 @@ struct WarpTeam {
 
 // Partial products -> corrections, one warp per client.      factors (n, 2m + 1)   used (n)
 template <typename T>
-__global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks, const double* partial,
-                                    double trust, double* factors, int32_t* used) {
+__global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks, const double* partial, double trust,
+                                    double* factors, int32_t* used) {
   extern __shared__ double shared[];
   const int64_t k = blockIdx.x, pairs = wanted(k) ? h.pairs_of(k) : 0;
   double* gram = shared;                        // (products_of(pairs))

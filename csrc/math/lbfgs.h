@@ -36,9 +36,7 @@ struct History {
   SECUREAFL_FN const T* s(int64_t k, int64_t j) const { return dw + (k * m + j) * d; }
   SECUREAFL_FN const T* y(int64_t k, int64_t j) const { return dg + (k * m + j) * d; }
   // A count that cannot be reads as none: on a GPU nobody can refuse it without waiting for the device.
-  SECUREAFL_FN int64_t pairs_of(int64_t k) const {
-    return pairs[k] > 0 && pairs[k] <= m ? pairs[k] : 0;
-  }
+  SECUREAFL_FN int64_t pairs_of(int64_t k) const { return pairs[k] > 0 && pairs[k] <= m ? pairs[k] : 0; }
 };
 
 // Which clients' estimates are wanted: all, or those seen but for the one whose update just came.
@@ -46,9 +44,7 @@ struct Wanted {
   const bool* seen;  // (n) or null
   int64_t except;    // a client, or -1
 
-  SECUREAFL_BOTH bool operator()(int64_t k) const {
-    return k != except && (seen == nullptr || seen[k]);
-  }
+  SECUREAFL_BOTH bool operator()(int64_t k) const { return k != except && (seen == nullptr || seen[k]); }
 };
 
 SECUREAFL_BOTH int64_t rows_of(int64_t pairs) { return 2 * pairs + 1; }
@@ -106,12 +102,11 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int64_t size) {
 }
 
 // One element of the symmetric M.
-SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scale, int64_t row,
-                                  int64_t column) {
+SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scale, int64_t row, int64_t column) {
   const int64_t high = row > column ? row : column, low = row + column - high;
-  if (low >= pairs) return scale * gram[packed(high, low)];                         // mu S'S
-  if (high < pairs) return high == low ? -gram[packed(high + pairs, low)] : 0;      // -D
-  return high - pairs > low ? gram[packed(high, low)] : 0;                          // L, strictly lower
+  if (low >= pairs) return scale * gram[packed(high, low)];                     // mu S'S
+  if (high < pairs) return high == low ? -gram[packed(high + pairs, low)] : 0;  // -D
+  return high - pairs > low ? gram[packed(high, low)] : 0;                      // L, strictly lower
 }
 
 // Doubles of scratch that `coefficients` needs.
@@ -120,14 +115,14 @@ SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs
 // Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
 // False where the estimate must stay g: no pair, a singular system, anything not finite.
 template <typename Team>
-SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust,
-                               double* scratch, double* out) {
+SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* scratch,
+                               double* out) {
   if (pairs == 0) return false;
   const int64_t size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
 
   // Pairs may differ in length by orders of magnitude: solve for unknowns in units of their own rows.
-  double* unit = scratch;       // (size)
+  double* unit = scratch;      // (size)
   double* a = scratch + size;  // (size, size + 1)
   for (int64_t row = team.rank(); row < size; row += team.size()) {
     double largest = 0;

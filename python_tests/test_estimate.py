@@ -80,6 +80,16 @@ def test_pairs_of_very_different_length(random, device):
     assert relative_error(result, oracles.estimates(history, INF)) < 1e-10
 
 
+def test_a_zero_on_the_diagonal_is_no_reason_to_give_up(random, device):
+    """An older pair without curvature leaves M invertible; only pivoting finds the solution."""
+    history = make_history(random, 1, 2, 12)
+    history.dw[0, 0], history.dg[0, 0] = 0, 0
+    history.dw[0, 0, 0], history.dg[0, 0, 1] = 1, 1
+    expected = reference.estimate(*history.tensors(), INF)
+    assert relative_error(expected, history.last_updates) > 0.1
+    assert relative_error(estimate(*history.to(device).tensors(), INF), expected) < 1e-10
+
+
 @pytest.mark.parametrize("trust", [0.0, 1e-3, 0.3, 1.0])
 def test_trust_caps_the_length_and_keeps_the_direction(random, device, trust):
     history = make_history(random, 5, 3, 80)

@@ -137,6 +137,13 @@ def test_empty_dimensions(random, device):
     torch.testing.assert_close(result.cpu(), no_pairs.last_updates[1:].mean(0))
 
 
+def test_ten_thousand_clients(random, device):
+    n = 10_000
+    history = make_history(random, n, 2, 5)
+    rows = expected_rows(history, history.model, 7, True, [True] * n, 1.0)
+    assert relative_error(run(history, history.model, 7, True, [True] * n, device), oracles.median(rows)) < 1e-10
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -59,9 +59,8 @@ def test_follows_the_current_stream(random):
 
 
 def test_offsets_beyond_32_bits():
-    needed = 30 << 30
-    if torch.cuda.mem_get_info()[0] < needed:
-        pytest.skip("needs an NVIDIA GPU with 30 GiB of free memory")
+    if torch.cuda.mem_get_info()[0] < 75 << 30:
+        pytest.skip("needs an NVIDIA GPU with 75 GiB of free memory")
     d = 2**31 + 77
     updates = torch.empty(3, d, dtype=torch.bfloat16, device="cuda")  # 3 d > 2^32 elements
     updates[0], updates[1], updates[2] = 1, 2, 4
@@ -71,12 +70,15 @@ def test_offsets_beyond_32_bits():
     assert (result[: 2**31] == 2).all() and result[-1] == -2 and result[2**31 + 5] == 1.5
     assert (result[2**31 + 6 : -1] == 2).all()
     del updates, result
+
     zeros, last = torch.zeros(2, d, device="cuda")
     last[-1] = 3
     assert lipschitz(zeros, last, last, zeros).item() == 1
-    no_pairs = torch.empty(1, 0, d, device="cuda"), torch.empty(1, 0, d, device="cuda")
-    none = torch.zeros(1, dtype=torch.int64, device="cuda")
-    assert estimate(zeros, last[None], zeros[None], *no_pairs, none)[0, -1] == 3
+    rows = torch.stack([last, 2 * last])
+    pairs = torch.empty(2, 0, d, device="cuda"), torch.empty(2, 0, d, device="cuda"), torch.zeros(2, dtype=int).cuda()
+    yes = torch.tensor([True, True], device="cuda")
+    assert estimate(zeros, rows, rows, *pairs)[:, -1].tolist() == [3, 6]
+    assert aggregate(zeros, last, 0, yes[0], rows, rows, *pairs, yes)[-1] == 4.5
 
 
 def test_more_rows_than_shared_memory_holds_are_refused():

@@ -110,39 +110,29 @@ SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scal
 }
 
 // Doubles of scratch that `coefficients` needs.
-SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs + 2); }
+SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs + 1); }
 
 // Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
 // False where the estimate must stay g: no pair, a singular system, anything not finite.
+// a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side.
 template <typename Team>
-SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* scratch,
+SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* a,
                                double* out) {
   if (pairs == 0) return false;
   const int64_t size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
 
-  // Pairs may differ in length by orders of magnitude: solve for unknowns in units of their own rows.
-  double* unit = scratch;      // (size)
-  double* a = scratch + size;  // (size, size + 1)
-  for (int64_t row = team.rank(); row < size; row += team.size()) {
-    double largest = 0;
-    for (int64_t column = 0; column < size; ++column) {
-      largest = fmax(largest, fabs(middle_matrix(gram, pairs, scale, row, column)));
-    }
-    unit[row] = largest > 0 ? 1 / sqrt(largest) : 1;
-  }
-  team.sync();
   for (int64_t row = team.rank(); row < size; row += team.size()) {
     for (int64_t column = 0; column < size; ++column) {
-      a[row * width + column] = unit[row] * middle_matrix(gram, pairs, scale, row, column) * unit[column];
+      a[row * width + column] = middle_matrix(gram, pairs, scale, row, column);
     }
-    a[row * width + size] = unit[row] * (row < pairs ? 1 : scale) * gram[packed(x, row)];
+    a[row * width + size] = (row < pairs ? 1 : scale) * gram[packed(x, row)];
   }
   team.sync();
   if (!solve(team, a, size)) return false;
 
   for (int64_t row = team.rank(); row < size; row += team.size()) {
-    out[row] = -(row < pairs ? 1 : scale) * unit[row] * a[row * width + size];
+    out[row] = -(row < pairs ? 1 : scale) * a[row * width + size];
   }
   if (team.rank() == 0) out[x] = scale;
   team.sync();

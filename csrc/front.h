@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "check.h"
 #include "math/rows.h"
@@ -12,7 +13,7 @@
 // A Device brings the four loops over memory:
 //   reduce_columns(rows, rule, trim, out)           the rule over each column
 //   factor(g, last_g, w, last_w, d, out, like)      the Lipschitz factor
-//   solve_all(history, wanted, trust, factors, used, like)   the correction of every wanted client
+//   solve_all(history, wanted, trust, factors, status, like)   the correction of every wanted client
 //   write_estimates(history, corrections, out)      n x d of them
 // kHostReads says whether the host may look into tensors without waiting; `like` places scratch memory.
 
@@ -64,16 +65,16 @@ Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& 
 // The solved corrections and the tensors that hold them.
 struct Solved {
   Tensor factors;  // (n, 2m + 1) float64
-  Tensor used;     // (n) int32
+  Tensor status;   // (n) int32
 
-  Corrections view() const { return {data<double>(factors), data<int32_t>(used)}; }
+  Corrections view() const { return {data<double>(factors), data<Status>(status)}; }
 };
 
 template <typename Device, typename T>
 Solved solve_clients(const Device& device, const History<T>& h, const Wanted& wanted, double trust,
                      const Tensor& like) {
   const Solved solved{allocate(like, ScalarType::Double, {h.n, rows_of(h.m)}), allocate(like, ScalarType::Int, {h.n})};
-  device.solve_all(h, wanted, trust, mutable_data<double>(solved.factors), mutable_data<int32_t>(solved.used), like);
+  device.solve_all(h, wanted, trust, mutable_data<double>(solved.factors), mutable_data<Status>(solved.status), like);
   return solved;
 }
 
@@ -96,9 +97,11 @@ Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& l
 }
 
 template <typename Device>
-Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, const Tensor& accepted,
-                 const Tensor& last_updates, const Tensor& last_models, const Tensor& dw, const Tensor& dg,
-                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name, int64_t trim) {
+std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& update, int64_t client,
+                                            const Tensor& accepted, const Tensor& last_updates,
+                                            const Tensor& last_models, const Tensor& dw, const Tensor& dg,
+                                            const Tensor& pairs, const Tensor& seen, double trust,
+                                            const std::string& rule_name, int64_t trim) {
   const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
   const Rule rule =
       check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), rule_name, trim);
@@ -108,24 +111,35 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
   const Wanted wanted{data<bool>(seen_rows), client};
   if constexpr (Device::kHostReads) check_pairs("aggregate", tensors, wanted);
   Tensor out = allocate(model, model.scalar_type(), {model.size(0)});
+  Tensor status;
   visit_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
     const Solved solved = solve_clients(device, h, wanted, trust, tensors.model);
     const EstimatedRows<T> rows{h, solved.view(), wanted, data<T>(received), data<bool>(accepted), h.n, h.d};
     device.reduce_columns(rows, rule, trim, mutable_data<T>(out));
+    status = solved.status;
   });
-  return out;
+  return {out, status};
+}
+
+template <typename Device>
+Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, const Tensor& accepted,
+                 const Tensor& last_updates, const Tensor& last_models, const Tensor& dw, const Tensor& dg,
+                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name, int64_t trim) {
+  return std::get<0>(aggregate_status<Device>(model, update, client, accepted, last_updates, last_models, dw, dg, pairs,
+                                              seen, trust, rule_name, trim));
 }
 
 }  // namespace secureafl::SECUREAFL_KIND
 
 // At the foot of each device's file.
-#define SECUREAFL_REGISTER(Device, key)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                    \
-    m.impl("median", TORCH_BOX(&secureafl::median<secureafl::Device>));             \
-    m.impl("trimmed_mean", TORCH_BOX(&secureafl::trimmed_mean<secureafl::Device>)); \
-    m.impl("lipschitz", TORCH_BOX(&secureafl::lipschitz<secureafl::Device>));       \
-    m.impl("estimate", TORCH_BOX(&secureafl::estimate<secureafl::Device>));         \
-    m.impl("aggregate", TORCH_BOX(&secureafl::aggregate<secureafl::Device>));       \
+#define SECUREAFL_REGISTER(Device, key)                                                     \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                            \
+    m.impl("median", TORCH_BOX(&secureafl::median<secureafl::Device>));                     \
+    m.impl("trimmed_mean", TORCH_BOX(&secureafl::trimmed_mean<secureafl::Device>));         \
+    m.impl("lipschitz", TORCH_BOX(&secureafl::lipschitz<secureafl::Device>));               \
+    m.impl("estimate", TORCH_BOX(&secureafl::estimate<secureafl::Device>));                 \
+    m.impl("aggregate", TORCH_BOX(&secureafl::aggregate<secureafl::Device>));               \
+    m.impl("aggregate_status", TORCH_BOX(&secureafl::aggregate_status<secureafl::Device>)); \
   }

@@ -13,4 +13,8 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "aggregate(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> Tensor");
+  m.def(
+      "aggregate_status(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
+      "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
+      "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
 }

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import make_history, relative_error
 
-from secureafl_ext import aggregate, estimate, median, reference, trimmed_mean
+from secureafl_ext import aggregate, estimate, median, ops, reference, trimmed_mean
 
 INF = float("inf")
 RULES = [("median", 0), ("trimmed_mean", 2), ("mean", 0)]
@@ -104,6 +104,21 @@ def test_whether_the_arriving_client_was_seen_does_not_matter(random, device):
     update = torch.randn(30, generator=random, dtype=torch.float64)
     known = run(history, update, 3, True, [True] * 5, device)
     assert torch.equal(run(history, update, 3, True, [True, True, True, False, True], device), known)
+
+
+def test_status_tells_what_became_of_each_correction(random, device):
+    history = make_history(random, 6, 2, 40, pairs=[2, 2, 0, 2, 2, 2])
+    history.last_updates[4] *= 1e3  # too long for the cap to matter
+    history.last_updates[1] *= 1e-3
+    history.dw[3] = 0
+    seen = torch.tensor([True, True, True, True, True, False])
+    moved = history.to(device)
+    direction, status = torch.ops.secureafl.aggregate_status(
+        moved.model, moved.model, 0, torch.tensor(True, device=device), *moved.rest(), seen.to(device)
+    )
+    assert torch.equal(direction, run(history, history.model, 0, True, seen, device))
+    named = [ops.STATUS[code] for code in status.tolist()]
+    assert named == ["absent", "capped", "no_pairs", "fallback", "corrected", "absent"]
 
 
 @pytest.mark.parametrize(("rule", "trim"), RULES)

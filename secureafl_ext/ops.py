@@ -84,18 +84,27 @@ def aggregate(
     )
 
 
+# What became of a client's correction: the second result of torch.ops.secureafl.aggregate_status, which is aggregate
+# with an account of every client, (n) int32.
+STATUS = ("absent", "no_pairs", "corrected", "capped", "fallback")
+
+
 # What torch.compile needs to know of each op: the result's shape and dtype.
-_FAKES: dict[str, Callable[..., Tensor]] = {
+_FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
     "median": lambda updates, mask=None: updates.new_empty(updates.shape[1]),
     "trimmed_mean": lambda updates, trim, mask=None: updates.new_empty(updates.shape[1]),
     "lipschitz": lambda update, *rest: update.new_empty((), dtype=torch.float64),
     "estimate": lambda model, last_updates, *rest, **options: last_updates.new_empty(last_updates.shape),
     "aggregate": lambda model, *rest, **options: model.new_empty(model.shape),
+    "aggregate_status": lambda model, update, client, accepted, last_updates, *rest, **options: (
+        model.new_empty(model.shape),
+        model.new_empty(last_updates.shape[0], dtype=torch.int32),
+    ),
 }
 
 
 def _refuse_gradient(name: str) -> Callable[..., None]:
-    def backward(context, gradient):
+    def backward(context, *gradients):
         raise NotImplementedError(f"secureafl::{name} offers no gradient; call it under torch.no_grad()")
 
     return backward

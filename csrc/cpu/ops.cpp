@@ -48,16 +48,17 @@ struct Cpu {
   }
 
   template <typename T>
-  void solve_all(const History<T>& h, const Wanted& wanted, double trust, double* factors, int32_t* used,
+  void solve_all(const History<T>& h, const Wanted& wanted, double trust, double* factors, Status* status,
                  const Tensor&) const {
     torch::stable::parallel_for(0, h.n, 1, [&](int64_t begin, int64_t end) {
       std::vector<double> gram(static_cast<size_t>(products_of(h.m)));
       std::vector<double> scratch(static_cast<size_t>(scratch_of(h.m)));
       for (int64_t k = begin; k < end; ++k) {
-        const int64_t pairs = wanted(k) ? h.pairs_of(k) : 0;
+        status[k] = Status::kAbsent;
+        if (!wanted(k)) continue;
+        const int64_t pairs = h.pairs_of(k);
         if (pairs > 0) cpu::inner_products(h, k, pairs, gram.data());
-        const bool found = coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
-        used[k] = found ? static_cast<int32_t>(pairs) : 0;
+        status[k] = coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
       }
     });
   }

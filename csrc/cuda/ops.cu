@@ -32,7 +32,7 @@ class Cuda {
   }
 
   template <typename T>
-  void solve_all(const History<T>& h, const Wanted& wanted, double trust, double* factors, int32_t* used,
+  void solve_all(const History<T>& h, const Wanted& wanted, double trust, double* factors, Status* status,
                  const Tensor& like) const {
     const auto chunks = cuda::Chunks::of(h.d);
     const int64_t products = products_of(h.m);
@@ -42,7 +42,7 @@ class Cuda {
             chunks, mutable_data<double>(partial));
     const int64_t gram_bytes = (products + scratch_of(h.m)) * static_cast<int64_t>(sizeof(double));
     launch_(cuda::coefficients_kernel<T>, h.n, 32, gram_bytes, h, wanted, chunks.count, data<double>(partial), trust,
-            factors, used);
+            factors, status);
   }
 
   template <typename T>

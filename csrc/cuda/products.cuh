@@ -90,10 +90,10 @@ struct WarpTeam {
   __device__ void sync() const { __syncwarp(); }
 };
 
-// Partial products -> corrections, one warp per client.      factors (n, 2m + 1)   used (n)
+// Partial products -> corrections, one warp per client.      factors (n, 2m + 1)   status (n)
 template <typename T>
 __global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks, const double* partial, double trust,
-                                    double* factors, int32_t* used) {
+                                    double* factors, Status* status) {
   extern __shared__ double shared[];
   const int64_t k = blockIdx.x, pairs = wanted(k) ? h.pairs_of(k) : 0;
   double* gram = shared;                        // (products_of(pairs))
@@ -106,8 +106,8 @@ __global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks,
     gram[product] = sum;
   }
   __syncwarp();
-  const bool found = coefficients(WarpTeam(), gram, pairs, trust, scratch, factors + k * rows_of(h.m));
-  if (threadIdx.x == 0) used[k] = found ? static_cast<int32_t>(pairs) : 0;
+  const Status outcome = coefficients(WarpTeam(), gram, pairs, trust, scratch, factors + k * rows_of(h.m));
+  if (threadIdx.x == 0) status[k] = wanted(k) ? outcome : Status::kAbsent;
 }
 
 constexpr int kEstimateThreads = 256;

@@ -112,13 +112,23 @@ SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scal
 // Doubles of scratch that `coefficients` needs.
 SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs + 1); }
 
+// What became of a client's correction. Python knows these as ops.STATUS.
+enum class Status : int32_t {
+  kAbsent,     // takes no part
+  kNoPairs,    // the estimate is g as it stands
+  kCorrected,  // g + B x
+  kCapped,     // g + B x shortened to trust * |g|
+  kFallback,   // singular or not finite: g as it stands
+};
+
+SECUREAFL_BOTH bool is_corrected(Status status) { return status == Status::kCorrected || status == Status::kCapped; }
+
 // Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
-// False where the estimate must stay g: no pair, a singular system, anything not finite.
 // a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side.
 template <typename Team>
-SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* a,
-                               double* out) {
-  if (pairs == 0) return false;
+SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* a,
+                                 double* out) {
+  if (pairs == 0) return Status::kNoPairs;
   const int64_t size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
 
@@ -129,7 +139,7 @@ SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pai
     a[row * width + size] = (row < pairs ? 1 : scale) * gram[packed(x, row)];
   }
   team.sync();
-  if (!solve(team, a, size)) return false;
+  if (!solve(team, a, size)) return Status::kFallback;
 
   for (int64_t row = team.rank(); row < size; row += team.size()) {
     out[row] = -(row < pairs ? 1 : scale) * a[row * width + size];
@@ -147,27 +157,26 @@ SECUREAFL_FN bool coefficients(const Team& team, const double* gram, int64_t pai
     square += out[row] * part;
   }
   const double g_square = gram[packed(x + 1, 0)];
-  if (!isfinite(square) || !isfinite(g_square)) return false;
+  if (!isfinite(square) || !isfinite(g_square)) return Status::kFallback;
   const double norm = sqrt(fmax(square, 0.0)), most = trust * sqrt(g_square);
   team.sync();
-  if (norm > most) {
-    for (int64_t row = team.rank(); row <= size; row += team.size()) out[row] *= most / norm;
-  }
-  return true;
+  if (!(norm > most)) return Status::kCorrected;
+  for (int64_t row = team.rank(); row <= size; row += team.size()) out[row] *= most / norm;
+  return Status::kCapped;
 }
 
 // The solved corrections of all clients.
 struct Corrections {
-  const double* factors;  // (n, 2m + 1): of y_0.. , s_0.. , x in the first 2 used + 1 places
-  const int32_t* used;    // (n): pairs used; 0: the estimate is g as it stands
+  const double* factors;  // (n, 2m + 1): of y_0.. , s_0.. , x in the first 2 pairs + 1 places
+  const Status* status;   // (n)
 };
 
 // One coordinate of one client's estimate.
 template <typename T>
 SECUREAFL_FN T estimate_at(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c) {
-  const int64_t pairs = corrections.used[k];
   const T g = h.g(k)[c];
-  if (pairs == 0) return g;
+  if (!is_corrected(corrections.status[k])) return g;
+  const int64_t pairs = h.pairs[k];
   const double* factor = corrections.factors + k * rows_of(h.m);
   double sum = factor[2 * pairs] * (static_cast<double>(h.model[c]) - h.w(k)[c]);
   for (int64_t j = 0; j < pairs; ++j) sum += factor[j] * h.y(k, j)[c];

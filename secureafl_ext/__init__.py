@@ -9,8 +9,19 @@ __path__ = extend_path(__path__, __name__)
 
 from . import _C  # importing it registers the ops
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
+from .server import Receipt, SecureAFL
 
-__all__ = ["__version__", "aggregate", "build_info", "estimate", "lipschitz", "median", "trimmed_mean"]
+__all__ = [
+    "Receipt",
+    "SecureAFL",
+    "__version__",
+    "aggregate",
+    "build_info",
+    "estimate",
+    "lipschitz",
+    "median",
+    "trimmed_mean",
+]
 
 
 def build_info() -> dict[str, str | None]:

@@ -1,0 +1,66 @@
+"""The server once more, in NumPy and float64, step by step as the algorithm reads: the oracle of test_server."""
+
+import numpy as np
+import oracles
+
+
+class SlowServer:
+    def __init__(self, model, clients, **settings):
+        self.__dict__.update(settings)
+        self.models = [np.array(model, dtype=np.float64)]
+        self.last, self.buffer, self.factors = {}, {k: [] for k in range(clients)}, []
+
+    @property
+    def model(self):
+        return self.models[-1]
+
+    def submit(self, client, g, version):
+        if len(self.models) - 1 - version > self.max_staleness:
+            return None
+        w, now = self.models[version], self.model
+        finite, first = np.isfinite(g).all(), client not in self.last
+        accepted = bool(finite)
+        if finite and first:
+            g = g * min(1.0, self.max_norm / max(np.linalg.norm(g), 1e-300))
+        elif finite:
+            last_g, last_w = self.last[client]
+            if (w == last_w).all():
+                accepted = bool((g == last_g).all())
+            else:
+                factor = np.linalg.norm(g - last_g) / np.linalg.norm(w - last_w)
+                self.factors.append(factor)
+                accepted = bool(factor <= np.quantile(self.factors[-(self.window or 10**9) :], self.quantile))
+            accepted = accepted or not self.filter
+
+        estimates = {k: self.estimated(k, now) for k in self.last if k != client}
+        rows = list(estimates.values()) if self.estimate else []
+        if accepted and self.receive:
+            rows.append(g)
+        direction = self.combine(np.array(rows))
+        if self.pairs == "rounds":
+            for k, row in estimates.items():
+                self.push(k, now - self.last[k][1], row - self.last[k][0])
+        if finite and (accepted or self.store == "all"):
+            if not first:
+                self.push(client, w - self.last[client][1], g - self.last[client][0])
+            self.last[client] = g, w
+        self.models.append(now - self.lr * direction)
+        return accepted
+
+    def push(self, k, s, y):
+        if s @ y > 1e-8 * (s @ s):
+            self.buffer[k] = (self.buffer[k] + [(s, y)])[-self.memory :] if self.memory else []
+
+    def estimated(self, k, now):
+        g, w = self.last[k]
+        if not self.buffer[k]:
+            return g
+        correction = oracles.dense_bfgs(*(np.array(part) for part in zip(*self.buffer[k], strict=True))) @ (now - w)
+        norm = np.linalg.norm(correction)
+        return g + correction * (min(1.0, self.trust * np.linalg.norm(g) / norm) if norm else 1.0)
+
+    def combine(self, rows):
+        trim = self.trim if self.rule == "trimmed_mean" else 0
+        if len(rows) <= 2 * trim:
+            return np.zeros_like(self.model)
+        return oracles.median(rows) if self.rule == "median" else oracles.trimmed(rows, trim)

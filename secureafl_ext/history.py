@@ -1,0 +1,50 @@
+"""What the server remembers of every client, in the layout of the ops. It decides nothing and never waits."""
+
+import torch
+from torch import Tensor
+
+CURVATURE = 1e-8  # a pair is kept only if s.y > CURVATURE * s.s: else its Hessian would bend the wrong way
+
+
+class History:
+    """Last update and model, and the newest pairs of differences, of n clients.
+
+    last_updates, last_models: (n, d)    dw, dg: (n, memory, d), oldest first in slots 0 .. pairs[k] - 1
+    pairs: (n) int64    seen: (n) bool
+    """
+
+    def __init__(self, clients: int, memory: int, size: int, dtype: torch.dtype, device: torch.device):
+        self.last_updates = torch.zeros(clients, size, dtype=dtype, device=device)
+        self.last_models = torch.zeros_like(self.last_updates)
+        self.dw = torch.zeros(clients, memory, size, dtype=dtype, device=device)
+        self.dg = torch.zeros_like(self.dw)
+        self.pairs = torch.zeros(clients, dtype=torch.int64, device=device)
+        self.seen = torch.zeros(clients, dtype=torch.bool, device=device)
+        self._slots = torch.arange(memory, device=device)[:, None]  # (memory, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """In the order that the ops take them."""
+        names = ("last_updates", "last_models", "dw", "dg", "pairs", "seen")
+        return {name: getattr(self, name) for name in names}
+
+    def remember(self, client: int, update: Tensor, model: Tensor, when: Tensor) -> None:
+        """Take update, computed at model, as the client's last if the 0-dim bool `when` is true."""
+        last_update, last_model = self.last_updates[client], self.last_models[client]
+        self.push(client, model - last_model, update - last_update, when & self.seen[client])
+        last_update.copy_(torch.where(when, update, last_update))
+        last_model.copy_(torch.where(when, model, last_model))
+        self.seen[client] |= when
+
+    def push(self, client: int, dw: Tensor, dg: Tensor, when: Tensor) -> None:
+        """Append the pair (dw, dg) if `when` is true and its curvature positive; the oldest makes room."""
+        memory = self.dw.shape[1]
+        if memory == 0:
+            return
+        s, y = dw.double(), dg.double()
+        useful = when & (s @ y > CURVATURE * (s @ s)) & (y @ y).isfinite()
+        full = self.pairs[client] == memory
+        here = self._slots == self.pairs[client] - full.long()  # (memory, 1)
+        for rows, new in ((self.dw[client], dw), (self.dg[client], dg)):
+            kept = torch.where(full, rows.roll(-1, 0), rows)  # (memory, d)
+            rows.copy_(torch.where(useful, torch.where(here, new, kept), rows))
+        self.pairs[client] += useful & ~full

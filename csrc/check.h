@@ -186,6 +186,13 @@ inline void check_pairs(const char* op, const DenseHistory& tensors, const Wante
   }
 }
 
+inline Rule rule_named(const char* op, const std::string& name) {
+  if (name == "median") return Rule::kMedian;
+  if (name == "mean") return Rule::kMean;
+  if (name == "trimmed_mean") return Rule::kTrimmedMean;
+  refuse(op, "rule must be median, trimmed_mean or mean, got '", name, "'");
+}
+
 // The arguments of `aggregate` beyond the history.
 inline Rule check_round(const Check& check, const Tensor& update, int64_t client, const Tensor& accepted,
                         const Tensor& seen, int64_t n, int64_t d, const std::string& rule, int64_t trim) {
@@ -194,14 +201,10 @@ inline Rule check_round(const Check& check, const Tensor& update, int64_t client
   if (client < 0 || client >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", client);
   check.typed("accepted", accepted, ScalarType::Bool, "()", {});
   check.typed("seen", seen, ScalarType::Bool, "(n,)", {n});
-  if (rule == "median") return Rule::kMedian;
-  if (rule == "mean") return Rule::kMean;
-  if (rule != "trimmed_mean") {
-    refuse(op, "rule must be median, trimmed_mean or mean, got '", rule, "'");
-  }
+  const Rule named = rule_named(op, rule);
   // Fewer rows may take part than there are clients: only the device knows, and it answers with zeros.
-  check.trim(trim, n);
-  return Rule::kTrimmedMean;
+  if (named == Rule::kTrimmedMean) check.trim(trim, n);
+  return named;
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -103,6 +103,18 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
+# In place on a server's state (secureafl_ext/fused.py), so never under autograd.
+torch.library.register_fake(
+    "secureafl::step_",
+    lambda update, *rest: (
+        update.new_empty((), dtype=torch.bool),
+        update.new_empty((), dtype=torch.float64),
+        update.new_empty((), dtype=torch.int64),
+    ),
+)
+torch.library.register_fake("secureafl::refresh_", lambda *arguments: None)
+
+
 def _refuse_gradient(name: str) -> Callable[..., None]:
     def backward(context, *gradients):
         raise NotImplementedError(f"secureafl::{name} offers no gradient; call it under torch.no_grad()")

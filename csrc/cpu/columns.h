@@ -16,10 +16,24 @@ struct KeyColumn {
   const Key<T>* keys;  // (n)
   int64_t n;
 
-  int64_t count_below(Key<T> bound) const {
+  bool all(bool own) const { return own; }
+
+  int32_t count_below(Key<T> bound) const {
     Key<T> count = 0;
     for (int64_t k = 0; k < n; ++k) count += keys[k] < bound;
-    return static_cast<int64_t>(count);
+    return static_cast<int32_t>(count);
+  }
+
+  Key<T> least_from(Key<T> bound) const {
+    Key<T> least = kAbsent<T>;
+    for (int64_t k = 0; k < n; ++k) least = keys[k] >= bound && keys[k] < least ? keys[k] : least;
+    return least;
+  }
+
+  Key<T> greatest_below(Key<T> bound) const {
+    Key<T> greatest = 0;
+    for (int64_t k = 0; k < n; ++k) greatest = keys[k] < bound && keys[k] > greatest ? keys[k] : greatest;
+    return greatest;
   }
 
   double sum_between(Key<T> low, Key<T> high) const {

@@ -17,10 +17,30 @@ struct WarpColumn {
   int stride, n;
   cg::thread_block_tile<32> warp;
 
-  __device__ int64_t count_below(Key<T> bound) const {
+  __device__ bool all(bool own) const { return own; }
+
+  __device__ int32_t count_below(Key<T> bound) const {
     unsigned count = 0;
     for (int k = warp.thread_rank(); k < n; k += 32) count += keys[k * stride] < bound;
     return cg::reduce(warp, count, cg::plus<unsigned>());
+  }
+
+  __device__ Key<T> least_from(Key<T> bound) const {
+    Key<T> least = kAbsent<T>;
+    for (int k = warp.thread_rank(); k < n; k += 32) {
+      const Key<T> key = keys[k * stride];
+      if (key >= bound && key < least) least = key;
+    }
+    return cg::reduce(warp, least, cg::less<Key<T>>());
+  }
+
+  __device__ Key<T> greatest_below(Key<T> bound) const {
+    Key<T> greatest = 0;
+    for (int k = warp.thread_rank(); k < n; k += 32) {
+      const Key<T> key = keys[k * stride];
+      if (key < bound && key > greatest) greatest = key;
+    }
+    return cg::reduce(warp, greatest, cg::greater<Key<T>>());
   }
 
   __device__ double sum_between(Key<T> low, Key<T> high) const {

@@ -36,6 +36,12 @@ class Launcher {
     return bytes;
   }
 
+  int64_t multiprocessors() const {
+    int count = 0;
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_), "device limits");
+    return count;
+  }
+
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
                   const Args&... args) const {

@@ -1,0 +1,88 @@
+"""A round from the plain ops, one step after the other: any device, any dtype, both readings of the pairs."""
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .config import FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
+from .history import History
+
+
+class Composed:
+    """What a server remembers, and how it turns one update into the next model."""
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        self.config, self.clients = config, clients
+        self.history = History(clients, config.memory, size, config.dtype, device)
+        self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
+        self.recorded = torch.zeros((), dtype=torch.int64, device=device)  # factors ever recorded
+        self.counts = torch.zeros(5, dtype=torch.int64, device=device)
+
+    def state(self) -> dict[str, Tensor]:
+        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
+        return {**own, **self.history.tensors()}
+
+    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
+        self.factors = torch.empty_like(state["factors"], device=self.factors.device)
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+    def round(self, client: int, update: Tensor, models: Tensor, trained: int, now: int, new: int):
+        """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason."""
+        trained_on, model = models[trained], models[now]
+        update, factor, reason = self._judge(client, update, trained_on)
+        accepted, finite = reason <= FIRST, reason != NOT_FINITE
+        direction, status = self._aggregate(client, update, model, accepted)
+        if self.config.pairs == "rounds":
+            self._push_estimates(client, model)
+        self.history.remember(client, update, trained_on, finite if self.config.store == "all" else accepted)
+        stepped = model - self.config.lr * direction
+        models[new] = torch.where(stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
+        capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
+        self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
+        return accepted, factor, reason
+
+    def _judge(self, client: int, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(update, clipped at first contact; its factor or NaN; the index of the reason)"""
+        last_update, last_model = self.history.last_updates[client], self.history.last_models[client]
+        finite, known = update.isfinite().all(), self.history.seen[client]
+        length = torch.linalg.vector_norm(update, dtype=torch.float64)
+        clip = (self.config.max_norm / length).clamp(max=1).to(update.dtype)
+        update = torch.where(known, update, update * clip)
+
+        factor = ops.lipschitz(update, last_update, trained_on, last_model)
+        moved = (trained_on != last_model).any()
+        defined = known & finite & moved & factor.isfinite()
+        steep = self._record(factor, defined) | ~factor.isfinite()
+        reason = torch.where(moved, STEEP * steep, SAME_VERSION * (factor != 0))
+        reason = torch.where(known, reason if self.config.filter else torch.zeros_like(reason), FIRST)
+        reason = torch.where(finite, reason, NOT_FINITE)
+        return update, torch.where(defined, factor, torch.nan), reason
+
+    def _record(self, factor: Tensor, when: Tensor) -> Tensor:
+        """Put the factor into Q; true if it is above Q's quantile.
+
+        With linear interpolation, factor <= quantile(Q) says the same as: at most floor((|Q| - 1) quantile) of Q lie
+        strictly below it. Counting needs no sort.
+        """
+        here = (self.recorded % len(self.factors)).reshape(1)
+        self.factors.scatter_(0, here, torch.where(when, factor, self.factors[here]).reshape(1))
+        self.recorded += when
+        size = self.recorded.clamp(max=len(self.factors))
+        return (self.factors < factor).sum() > ((size - 1) * self.config.quantile).floor()
+
+    def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+        """(the direction to step along, the status of each client's correction)"""
+        c = self.config
+        if not c.estimate:
+            return torch.where(accepted, update, 0), torch.zeros_like(self.history.pairs)
+        taken = accepted if c.receive else torch.zeros_like(accepted)
+        past = self.history.tensors().values()
+        return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
+
+    def _push_estimates(self, client: int, model: Tensor) -> None:
+        """The paper's pairs read literally: each estimated client also learns from its own estimate."""
+        *past, seen = self.history.tensors().values()
+        for k in (k for k in range(self.clients) if k != client):
+            estimate = ops.estimate(model, *(tensor[k : k + 1] for tensor in past), self.config.trust)[0]
+            self.history.push(k, model - self.history.last_models[k], estimate - self.history.last_updates[k], seen[k])

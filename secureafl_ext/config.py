@@ -1,0 +1,66 @@
+"""The settings of a server, and the words for its verdicts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# A rule is a name in this table. Coordinate-wise ones are fused with the estimates.
+RULES = {"median": "coordinate-wise", "trimmed_mean": "coordinate-wise", "mean": "coordinate-wise"}
+STORES = ("all", "accepted")
+PAIRS = ("received", "rounds")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+REASONS = (
+    "accepted",
+    "accepted: first contact",
+    "rejected: factor above the quantile of all factors",
+    "rejected: same model version as last time, another update",
+    "rejected: not finite",
+)
+ACCEPTED, FIRST, STEEP, SAME_VERSION, NOT_FINITE = range(len(REASONS))
+COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a server. The paper's Variants: I rule="mean", II not estimate, III not filter, IV not receive."""
+
+    lr: float = 0.01  # eta: step along the aggregate
+    memory: int = 3  # epsilon: pairs kept per client
+    quantile: float = 0.8  # alpha: a factor above this quantile of all factors is rejected
+    max_norm: float = 50.0  # G: a client's first update is clipped to this norm
+    trust: float = 1.0  # a correction is at most this many times as long as the update it corrects; inf: no cap
+    rule: str = "median"
+    trim: int = 0  # values dropped on either side by trimmed_mean
+    store: str = "all"  # remember every finite update, or only "accepted" ones
+    pairs: str = "received"  # pairs of consecutive uploads; "rounds": also of each round's own estimates, as printed
+    max_staleness: int = 10  # tau_max: how many versions back an update may have been computed
+    window: int | None = None  # judge by the last so many factors; None: all
+    history_dtype: str = "float32"
+    filter: bool = True
+    estimate: bool = True
+    receive: bool = True
+
+    def __post_init__(self):
+        def need(ok: bool, name: str, expected: str) -> None:
+            if not ok:
+                raise ValueError(f"SecureAFL: {name} must be {expected}, got {getattr(self, name)!r}")
+
+        need(math.isfinite(self.lr), "lr", "a finite number")
+        need(0 <= self.memory <= 16, "memory", "0 to 16")
+        need(0 <= self.quantile <= 1, "quantile", "between 0 and 1")
+        need(self.max_norm > 0, "max_norm", "positive")
+        need(self.trust >= 0, "trust", "0 or more (inf: no cap)")
+        need(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")
+        need(self.trim >= 0, "trim", "0 or more")
+        need(self.store in STORES, "store", f"one of {', '.join(STORES)}")
+        need(self.pairs in PAIRS, "pairs", f"one of {', '.join(PAIRS)}")
+        need(self.max_staleness >= 0, "max_staleness", "0 or more")
+        need(self.window is None or self.window > 0, "window", "None or positive")
+        need(self.history_dtype in DTYPES, "history_dtype", f"one of {', '.join(DTYPES)}")
+        need(self.estimate or self.receive, "receive", "true when estimate is false")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.history_dtype]

@@ -46,6 +46,11 @@ inline std::vector<int64_t> sizes_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
+inline std::vector<int64_t> strides_of(const Tensor& tensor) {
+  const auto strides = tensor.strides();
+  return {strides.begin(), strides.end()};
+}
+
 inline std::string name_of(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float: return "float32";
@@ -105,6 +110,13 @@ class Check {
     dtype(name, tensor, type, nullptr);
     place(name, tensor);
     shape(name, tensor, meaning, sizes);
+  }
+
+  // A tensor that is written to in place: no copy can stand in for it.
+  void state(const char* name, const Tensor& tensor, ScalarType type, const char* meaning,
+             const std::vector<int64_t>& sizes) const {
+    typed(name, tensor, type, meaning, sizes);
+    if (!tensor.is_contiguous()) refuse(op_, name, " must be contiguous, got strides ", shape_text(strides_of(tensor)));
   }
 
   void trim(int64_t trim, int64_t rows) const {

@@ -6,6 +6,7 @@ from oracles import relative_error
 
 from secureafl_ext import SecureAFL, fused
 
+STEP = torch.ops.secureafl.step_.default
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
@@ -152,6 +153,23 @@ def test_two_runs_are_bit_equal():
         drive((cpu, one, two), Arrivals(n, 3000), 30)
         ours, theirs = one.state_dict(), two.state_dict()
         assert all(torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)) for name, value in theirs.items())
+
+
+def test_schema_tells_what_is_written_to(monkeypatch):
+    _, gpu = pair(20, 300)
+    drive((gpu,), Arrivals(20, 300), 40)
+    calls = []
+    monkeypatch.setattr(fused, "step", lambda *arguments: calls.append(arguments) or STEP(*arguments))
+    gpu.submit(3, torch.ones(300, device="cuda"), gpu.version)
+    checks = ("test_schema", "test_faketensor")
+    assert set(torch.library.opcheck(STEP, calls[0], test_utils=checks).values()) == {"SUCCESS"}
+
+
+def test_state_that_cannot_be_written_in_place_is_refused():
+    _, gpu = pair(4, 30)
+    gpu._engine.gram = gpu._engine.gram.T.contiguous().T
+    with pytest.raises(RuntimeError, match=r"step_: gram must be contiguous, got strides \(1, 4\)"):
+        gpu.submit(0, torch.ones(30, device="cuda"), 0)
 
 
 def test_captured_in_a_cuda_graph():

@@ -12,11 +12,6 @@ from . import checkpoint, fused
 from .composed import Composed
 from .config import COUNTS, DTYPES, REASONS, Config
 
-# What every state has; a fused server's has more, which lets it go on bit for bit.
-COMMON = (
-    "models", "factors", "recorded", "counts", "pairs", "seen", "last_updates", "last_models", "dw", "dg",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Receipt:
@@ -127,8 +122,9 @@ class SecureAFL:
             if staleness > self.config.max_staleness:
                 self._stale += 1
                 kept = f"the server keeps {self.version - self.config.max_staleness} to {self.version}"
-                nothing = torch.tensor(False, device=update.device), torch.tensor(torch.nan, dtype=torch.float64)
-                return Receipt(*nothing, staleness, self.version, f"stale: version {version}, {kept}")
+                no = torch.tensor(False, device=update.device)
+                none = torch.full_like(no, torch.nan, dtype=torch.float64)
+                return Receipt(no, none, staleness, self.version, f"stale: version {version}, {kept}")
 
             self._make_room()
             update = update.detach().to(self._models.dtype)
@@ -168,19 +164,32 @@ class SecureAFL:
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
         with self._lock:
-            mine = {"models": self._models, **self._engine.state()}
-            missing = {*COMMON, "version", "stale"} - set(state)
+            expected = self._expected()
+            missing = {*expected, "version", "stale"} - set(state)
             if missing:
                 raise ValueError(f"SecureAFL.load_state_dict: state must have {', '.join(sorted(missing))}, got none")
-            for name in COMMON:
+            for name, (shape, dtype) in expected.items():
                 grows = name == "factors" and self.config.window is None
-                if state[name].dtype != mine[name].dtype or not (grows or state[name].shape == mine[name].shape):
-                    expected, got = _describe(mine[name]), _describe(state[name])
-                    raise ValueError(f"SecureAFL.load_state_dict: {name} must be {expected}, got {got}")
+                if state[name].dtype != dtype or not (grows or state[name].shape == shape):
+                    wanted, got = f"{tuple(shape)} {_name(dtype)}", _describe(state[name])
+                    raise ValueError(f"SecureAFL.load_state_dict: {name} must be {wanted}, got {got}")
             self._models.copy_(state["models"])
             self.version, self._stale = int(state["version"]), int(state["stale"])
             tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             self._engine.load(tensors, self._models[self.version % len(self._models)])
+
+    def _expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """What every state has; that of a fused server has more, which lets it go on bit for bit."""
+        n, m, (_, d) = self.clients, self.config.memory, self._models.shape
+        floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
+        floats |= {"dw": (n, m, d), "dg": (n, m, d)}
+        counts = {"recorded": (), "counts": (len(COUNTS),), "pairs": (n,)}
+        return {
+            **{name: (shape, self.config.dtype) for name, shape in floats.items()},
+            **{name: (shape, torch.int64) for name, shape in counts.items()},
+            "seen": ((n,), torch.bool),
+            "factors": (self._engine.factors.shape, torch.float64),
+        }
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON); an older file stays until the new one is whole."""

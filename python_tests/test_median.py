@@ -174,6 +174,22 @@ def test_a_hundred_repeats_are_bit_equal(random, device, rule):
     assert all(torch.equal(rule(updates), first) for _ in range(100))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1100, 1101])
+def test_more_rows_than_a_network_sorts(random, device, n, dtype):
+    """Beyond some thousand rows the CPU searches the keys as the GPU always does: ties, NaN, zeros, infinities."""
+    few = torch.tensor([-2.0, -1.0, -0.0, 0.0, 1.0, 3.0, torch.inf, -torch.inf, torch.nan], dtype=dtype)
+    updates = torch.cat([few[torch.randint(len(few), (n, 40), generator=random)], rows(random, n, 40, dtype)], dim=1)
+    updates[:, 40:60].round_()  # ties among finite values
+    mask = torch.rand(n, generator=random) > 0.02
+    for keep in (torch.ones(n, dtype=torch.bool), mask):
+        assert oracles.same(median(updates.to(device), keep.to(device)), oracles.median(as_numpy(updates[keep])))
+        for trim in (0, 1, 130, 400, (int(keep.sum()) - 1) // 2):
+            expected = torch.from_numpy(oracles.trimmed(as_numpy(updates[keep]), trim)).to(dtype)
+            result = trimmed_mean(updates.to(device), trim, keep.to(device))
+            torch.testing.assert_close(result.cpu(), expected, rtol=torch.finfo(dtype).eps, atol=1e-12, equal_nan=True)
+
+
 def test_ten_thousand_rows(random, device):
     for dtype in (torch.float32, torch.float64):
         updates = rows(random, 10_000, 5, dtype)

@@ -7,8 +7,84 @@
 #include <vector>
 
 #include "../math/rank.h"
+#include "network.h"
+
+// The rule over each column of rows (n, d), some columns at a time, never n x d: up to kMostSorted rows with a sorting
+// network over a tile of columns, more of them column by column with the search that the GPU uses.
 
 namespace secureafl::cpu {
+
+// The network grows faster than its rows and the search does not, and a tile of so many is all that a small L2 holds.
+constexpr int64_t kMostSorted = 1024;
+
+// Tiles filled together: memory gives two kilobytes of a row sooner than eight times a quarter of one.
+constexpr int64_t kStrip = 8;
+
+// tiles (kStrip, count): the keys of the rows kept (count) at the coordinates from `start` up to `stop`.
+template <typename Rows, typename K>
+void fill_strip(const Rows& rows, const std::vector<int64_t>& kept, int64_t start, int64_t stop, TileRow<K>* tiles) {
+  for (const int64_t k : kept) {
+    TileRow<K>* row = tiles++;
+    for (int64_t c = start; c < stop; c += row->kWidth, row += kept.size()) {
+      if (c + row->kWidth <= stop) {
+        rows.keys(k, c, row->keys);
+      } else {
+        for (int64_t i = 0; i < stop - c; ++i) row->keys[i] = rows.key(k, c + i);
+      }
+    }
+  }
+}
+
+// out (kWidth): mean of the rows first .. last of tile. If sorted, as reduce_column has it: values that are all alike
+// give just that value, and two are halved without overflow.
+template <typename T>
+void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool sorted, T* out) {
+  constexpr int kWidth = TileRow<Key<T>>::kWidth;
+  const Key<T>*low = tile[first].keys, *high = tile[last].keys;
+  if (sorted && last - first < 2) {
+    for (int c = 0; c < kWidth; ++c) out[c] = midpoint(from_key<T>(low[c]), from_key<T>(high[c]));
+    return;
+  }
+  double sum[kWidth] = {};
+  for (int64_t row = first; row <= last; ++row) {
+    for (int c = 0; c < kWidth; ++c) sum[c] += from_key<T>(tile[row].keys[c]);
+  }
+  const double left = static_cast<double>(last - first + 1);
+  for (int c = 0; c < kWidth; ++c) {
+    out[c] = sorted && low[c] == high[c] ? from_key<T>(low[c]) : static_cast<T>(sum[c] / left);
+  }
+}
+
+// kept: the rows that take part.
+template <typename Rows, typename out_t>
+void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule, int64_t trim, out_t* out) {
+  using T = typename Rows::value_type;
+  using Row = TileRow<Key<T>>;
+  constexpr int64_t kWidth = kStrip * Row::kWidth;
+  const int64_t count = static_cast<int64_t>(kept.size()), d = rows.d;
+  const int64_t first = dropped(rule, static_cast<int32_t>(std::min(trim, count)), static_cast<int32_t>(count));
+  const int64_t last = count - first - 1;
+  if (first > last) {
+    std::fill(out, out + d, out_t(0));
+    return;
+  }
+  const bool sorted = rule != Rule::kMean;
+  const auto network = sorted ? selection_network(count, first, last) : std::vector<Step>();
+  torch::stable::parallel_for(0, (d + kWidth - 1) / kWidth, 1, [&](int64_t begin, int64_t end) {
+    std::vector<Row> tiles(static_cast<size_t>(kStrip * count));  // (kStrip, count)
+    for (int64_t start = begin * kWidth; start < std::min(d, end * kWidth); start += kWidth) {
+      const int64_t stop = std::min(d, start + kWidth);
+      fill_strip(rows, kept, start, stop, tiles.data());
+      Row* tile = tiles.data();
+      for (int64_t c = start; c < stop; c += Row::kWidth, tile += count) {
+        apply(network, tile);
+        T means[Row::kWidth];
+        mean_rows(tile, first, last, sorted, means);
+        std::copy(means, means + std::min<int64_t>(Row::kWidth, stop - c), out + c);
+      }
+    }
+  });
+}
 
 // One column's keys, side by side so that the loops vectorise.
 template <typename T>
@@ -45,9 +121,8 @@ struct KeyColumn {
   }
 };
 
-// out (d): the rule over each column of rows (n, d). A thread holds a few columns at a time, never n x d.
 template <typename Rows, typename out_t>
-void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
+void search_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
   using T = typename Rows::value_type;
   constexpr int64_t kTile = 32;  // columns: two cache lines of a float32 row
   const int64_t n = rows.n, tiles = (rows.d + kTile - 1) / kTile;
@@ -64,6 +139,17 @@ void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
       }
     }
   });
+}
+
+// out (d)
+template <typename Rows, typename out_t>
+void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
+  std::vector<int64_t> kept;
+  for (int64_t k = 0; k < rows.n; ++k) {
+    if (rows.takes_part(k)) kept.push_back(k);
+  }
+  if (static_cast<int64_t>(kept.size()) > kMostSorted) return search_columns(rows, rule, trim, out);
+  sort_columns(rows, kept, rule, trim, out);
 }
 
 }  // namespace secureafl::cpu

@@ -67,7 +67,14 @@ struct Cpu {
   void write_estimates(const History<T>& h, const Corrections& corrections, T* out) const {
     torch::stable::parallel_for(0, h.n, 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        for (int64_t c = 0; c < h.d; ++c) out[k * h.d + c] = estimate_at(h, corrections, k, c);
+        T* row = out + k * h.d;  // (d)
+        T run[64];
+        int64_t c = 0;
+        for (; c + 64 <= h.d; c += 64) {
+          estimate_run(h, corrections, k, c, run);
+          std::copy(run, run + 64, row + c);
+        }
+        for (; c < h.d; ++c) row[c] = estimate_at(h, corrections, k, c);
       }
     });
   }

@@ -171,17 +171,36 @@ struct Corrections {
   const Status* status;   // (n)
 };
 
+template <typename T, int kRun>
+SECUREAFL_FN void add_scaled(double factor, const T* row, double (&sum)[kRun]) {
+  for (int i = 0; i < kRun; ++i) sum[i] += factor * row[i];
+}
+
+// A run of one client's estimate: the coordinates c .. c + kRun - 1. Row by row, so that a long run vectorises;
+// each coordinate's sum has the same order whatever the run.
+template <typename T, int kRun>
+SECUREAFL_FN void estimate_run(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c,
+                               T (&out)[kRun]) {
+  const T *g = h.g(k) + c, *w = h.w(k) + c, *model = h.model + c;
+  if (!is_corrected(corrections.status[k])) {
+    for (int i = 0; i < kRun; ++i) out[i] = g[i];
+    return;
+  }
+  const int64_t pairs = h.pairs[k];
+  const double* factor = corrections.factors + k * rows_of(h.m);
+  double sum[kRun];
+  for (int i = 0; i < kRun; ++i) sum[i] = factor[2 * pairs] * (static_cast<double>(model[i]) - w[i]);
+  for (int64_t j = 0; j < pairs; ++j) add_scaled(factor[j], h.y(k, j) + c, sum);
+  for (int64_t j = 0; j < pairs; ++j) add_scaled(factor[pairs + j], h.s(k, j) + c, sum);
+  for (int i = 0; i < kRun; ++i) out[i] = static_cast<T>(g[i] + sum[i]);
+}
+
 // One coordinate of one client's estimate.
 template <typename T>
 SECUREAFL_FN T estimate_at(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c) {
-  const T g = h.g(k)[c];
-  if (!is_corrected(corrections.status[k])) return g;
-  const int64_t pairs = h.pairs[k];
-  const double* factor = corrections.factors + k * rows_of(h.m);
-  double sum = factor[2 * pairs] * (static_cast<double>(h.model[c]) - h.w(k)[c]);
-  for (int64_t j = 0; j < pairs; ++j) sum += factor[j] * h.y(k, j)[c];
-  for (int64_t j = 0; j < pairs; ++j) sum += factor[pairs + j] * h.s(k, j)[c];
-  return static_cast<T>(g + sum);
+  T value[1];
+  estimate_run(h, corrections, k, c, value);
+  return value[0];
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -50,16 +50,17 @@ constexpr Key<T> kSign = Key<T>(1) << (8 * sizeof(T) - 1);
 template <typename T>
 constexpr Key<T> kAbsent = ~Key<T>(0);
 
+// Both by choosing what to flip, not by branching: loops over them vectorise.
 template <typename T>
 SECUREAFL_FN Key<T> to_key(T value) {
-  if (value != value) return kAbsent<T> - 1;
   const auto bits = bits_of<Key<T>>(value);
-  return bits & kSign<T> ? ~bits : bits | kSign<T>;
+  const Key<T> key = bits ^ (bits & kSign<T> ? ~Key<T>(0) : kSign<T>);
+  return value == value ? key : kAbsent<T> - 1;
 }
 
 template <typename T>
 SECUREAFL_FN T from_key(Key<T> key) {
-  return bits_of<T>(key & kSign<T> ? key & ~kSign<T> : ~key);
+  return bits_of<T>(key ^ (key & kSign<T> ? kSign<T> : ~Key<T>(0)));
 }
 
 // The key of the given rank (0: smallest) among `kept`: bit by bit, the largest bound with at most `rank` keys below

@@ -6,10 +6,20 @@
 #include "lbfgs.h"
 #include "rank.h"
 
-// What a coordinate-wise rule runs over: n rows that lie in memory, or n rows made on the fly.
-// Both answer key(k, c): the key of row k at coordinate c, kAbsent if the row takes no part.
+// What a coordinate-wise rule runs over: n rows that lie in memory, or n rows made on the fly. Both answer
+//   bool takes_part(k)       whether row k counts; one that does not is not looked at
+//   void keys(k, c, out)     the keys of row k at the coordinates c .. c + kRun - 1; out (kRun)
+//   Key  key(k, c)           one of them, kAbsent if the row takes no part
 
 namespace secureafl::SECUREAFL_KIND {
+
+template <typename Rows>
+SECUREAFL_FN auto key_or_absent(const Rows& rows, int64_t k, int64_t c) {
+  using T = typename Rows::value_type;
+  Key<T> key[1] = {kAbsent<T>};
+  if (rows.takes_part(k)) rows.keys(k, c, key);
+  return key[0];
+}
 
 template <typename scalar_t, typename T>
 struct StoredRows {
@@ -18,10 +28,14 @@ struct StoredRows {
   const bool* mask;         // (n) or null
   int64_t n, d;
 
-  SECUREAFL_FN Key<T> key(int64_t k, int64_t c) const {
-    if (mask != nullptr && !mask[k]) return kAbsent<T>;
-    return to_key<T>(static_cast<T>(updates[k * d + c]));
+  SECUREAFL_FN bool takes_part(int64_t k) const { return mask == nullptr || mask[k]; }
+
+  template <int kRun>
+  SECUREAFL_FN void keys(int64_t k, int64_t c, Key<T> (&out)[kRun]) const {
+    for (int i = 0; i < kRun; ++i) out[i] = to_key<T>(static_cast<T>(updates[k * d + c + i]));
   }
+
+  SECUREAFL_FN Key<T> key(int64_t k, int64_t c) const { return key_or_absent(*this, k, c); }
 };
 
 // The estimates of the wanted clients, and in the arriving client's place what it sent, if accepted.
@@ -35,10 +49,20 @@ struct EstimatedRows {
   const bool* accepted;  // ()
   int64_t n, d;
 
-  SECUREAFL_FN Key<T> key(int64_t k, int64_t c) const {
-    if (k == wanted.except) return *accepted ? to_key<T>(update[c]) : kAbsent<T>;
-    return wanted(k) ? to_key<T>(estimate_at(history, corrections, k, c)) : kAbsent<T>;
+  SECUREAFL_FN bool takes_part(int64_t k) const { return k == wanted.except ? *accepted : wanted(k); }
+
+  template <int kRun>
+  SECUREAFL_FN void keys(int64_t k, int64_t c, Key<T> (&out)[kRun]) const {
+    if (k == wanted.except) {
+      for (int i = 0; i < kRun; ++i) out[i] = to_key<T>(update[c + i]);
+      return;
+    }
+    T values[kRun];
+    estimate_run(history, corrections, k, c, values);
+    for (int i = 0; i < kRun; ++i) out[i] = to_key<T>(values[i]);
   }
+
+  SECUREAFL_FN Key<T> key(int64_t k, int64_t c) const { return key_or_absent(*this, k, c); }
 };
 
 }  // namespace secureafl::SECUREAFL_KIND

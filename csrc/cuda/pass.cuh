@@ -4,57 +4,32 @@
 
 namespace secureafl::cuda {
 
-// L threads of a block that work on one coordinate: a part of a warp, a warp, or several.
+// The L threads of a warp that work on one coordinate, a part of it or all.
 template <int L>
 struct Lanes {
-  uint32_t* exchange;  // shared (2, warps): where the warps of a group meet; unused if L <= 32
-  mutable int phase = 0;
-
-  __device__ uint32_t sum(uint32_t value) const {
-    return meet(
-        value, [](uint32_t a, uint32_t b) { return a + b; }, [](uint32_t a) { return __reduce_add_sync(~0u, a); });
+  __device__ static uint32_t sum(uint32_t value) {
+    if constexpr (L == 32) return __reduce_add_sync(~0u, value);
+    return shuffled(value, [](uint32_t a, uint32_t b) { return a + b; });
   }
-  __device__ uint32_t least(uint32_t value) const {
-    return meet(
-        value, [](uint32_t a, uint32_t b) { return min(a, b); }, [](uint32_t a) { return __reduce_min_sync(~0u, a); });
+  __device__ static uint32_t least(uint32_t value) {
+    if constexpr (L == 32) return __reduce_min_sync(~0u, value);
+    return shuffled(value, [](uint32_t a, uint32_t b) { return min(a, b); });
   }
-  __device__ uint32_t greatest(uint32_t value) const {
-    return meet(
-        value, [](uint32_t a, uint32_t b) { return max(a, b); }, [](uint32_t a) { return __reduce_max_sync(~0u, a); });
+  __device__ static uint32_t greatest(uint32_t value) {
+    if constexpr (L == 32) return __reduce_max_sync(~0u, value);
+    return shuffled(value, [](uint32_t a, uint32_t b) { return max(a, b); });
   }
-  __device__ float sum(float value) const {
-    const auto add = [](uint32_t a, uint32_t b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
-    return __uint_as_float(meet(__float_as_uint(value), add, [&](uint32_t a) { return shuffled(a, add); }));
+  __device__ static float sum(float value) {
+    return shuffled(value, [](float a, float b) { return a + b; });
   }
   // Columns in one warp search side by side; one that has found its key waits for the others.
-  __device__ bool all(bool own) const {
-    if constexpr (L < 32) return __all_sync(~0u, own);
-    return own;
-  }
+  __device__ static bool all(bool own) { return L == 32 ? own : __all_sync(~0u, own); }
 
  private:
-  template <typename Op>
-  __device__ static uint32_t shuffled(uint32_t value, Op op) {
+  template <typename Value, typename Op>
+  __device__ static Value shuffled(Value value, Op op) {
 #pragma unroll
-    for (int step = L < 32 ? L / 2 : 16; step > 0; step /= 2) value = op(value, __shfl_xor_sync(~0u, value, step));
-    return value;
-  }
-
-  template <typename Op, typename Warp>
-  __device__ uint32_t meet(uint32_t value, Op op, Warp whole_warp) const {
-    if constexpr (L < 32) return shuffled(value, op);
-    value = whole_warp(value);
-    if constexpr (L > 32) {
-      constexpr int kWarps = L / 32;
-      const int warp = threadIdx.x / 32, first = warp / kWarps * kWarps;
-      uint32_t* slots = exchange + phase * (kRoundThreads / 32);
-      if (threadIdx.x % 32 == 0) slots[warp] = value;
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / kWarps), "r"(L) : "memory");
-      value = slots[first];
-#pragma unroll
-      for (int i = 1; i < kWarps; ++i) value = op(value, slots[first + i]);
-      phase ^= 1;  // the next meeting uses the other row, so a slow reader of this one is safe
-    }
+    for (int step = L / 2; step > 0; step /= 2) value = op(value, __shfl_xor_sync(~0u, value, step));
     return value;
   }
 };
@@ -63,34 +38,33 @@ struct Lanes {
 template <int L, int R>
 struct HeldColumn {
   const uint32_t (&keys)[R];
-  const Lanes<L>& lanes;
 
-  __device__ bool all(bool own) const { return lanes.all(own); }
+  __device__ bool all(bool own) const { return Lanes<L>::all(own); }
 
   __device__ int32_t count_below(uint32_t bound) const {
     uint32_t count = 0;
 #pragma unroll
     for (int i = 0; i < R; ++i) count += keys[i] < bound;
-    return static_cast<int32_t>(lanes.sum(count));
+    return static_cast<int32_t>(Lanes<L>::sum(count));
   }
   __device__ uint32_t least_from(uint32_t bound) const {
     uint32_t least = kAbsent<float>;
 #pragma unroll
     for (int i = 0; i < R; ++i) least = min(least, keys[i] >= bound ? keys[i] : kAbsent<float>);
-    return lanes.least(least);
+    return Lanes<L>::least(least);
   }
   __device__ uint32_t greatest_below(uint32_t bound) const {
     uint32_t greatest = 0;
 #pragma unroll
     for (int i = 0; i < R; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
-    return lanes.greatest(greatest);
+    return Lanes<L>::greatest(greatest);
   }
-  // In float32, unlike the ops: a mean over at most 1792 rows, where float64 would double the shuffles.
+  // In float32, unlike the ops: a mean over at most 448 rows, where float64 would double the shuffles.
   __device__ double sum_between(uint32_t low, uint32_t high) const {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < R; ++i) sum += keys[i] > low && keys[i] < high ? from_key<float>(keys[i]) : 0.0f;
-    return lanes.sum(sum);
+    return Lanes<L>::sum(sum);
   }
 };
 
@@ -122,7 +96,6 @@ __global__ void __launch_bounds__(kRoundThreads, M <= 3 && R <= 7 ? 2 : 1) pass_
   const int n = static_cast<int>(r.n), lane = threadIdx.x % L, group = threadIdx.x / L;
   float* factors = reinterpret_cast<float*>(extra + (kGroups * kExtra + 1) / 2 * 2);  // (n, P), 16-byte aligned
   float* staging = factors + n * P;                                                   // (groups, n)
-  uint32_t* exchange = reinterpret_cast<uint32_t*>(staging + kRoundThreads * R);      // (2, warps)
   for (int i = threadIdx.x; i < n * P; i += kRoundThreads) factors[i] = r.factors[i];
   for (int i = threadIdx.x; i < kGroups * kExtra; i += kRoundThreads) extra[i] = 0;
   const Verdict v = *r.verdict;
@@ -135,7 +108,6 @@ __global__ void __launch_bounds__(kRoundThreads, M <= 3 && R <= 7 ? 2 : 1) pass_
   }
   __syncthreads();
 
-  const Lanes<L> lanes{exchange};
   float sums[R][F] = {};
   const int64_t stride = gridDim.x * static_cast<int64_t>(kGroups);
   for (int64_t base = blockIdx.x * static_cast<int64_t>(kGroups); base < r.d; base += stride) {
@@ -161,7 +133,7 @@ __global__ void __launch_bounds__(kRoundThreads, M <= 3 && R <= 7 ? 2 : 1) pass_
       keys[i] = wanted >> i & 1 ? to_key(estimate) : kAbsent<float>;
     }
 
-    const float direction = reduce_column<float>(HeldColumn<L, R>{keys, lanes}, r.rule, r.trim);
+    const float direction = reduce_column<float>(HeldColumn<L, R>{keys}, r.rule, r.trim);
     float next = model - static_cast<float>(r.lr * direction);
     if (!isfinite(next)) next = model;  // a coordinate that would leave the floats stays
     if (!here) continue;

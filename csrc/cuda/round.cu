@@ -12,15 +12,14 @@
 namespace secureafl::cuda {
 namespace {
 
-// How the rows of a coordinate are spread over threads, by the number of clients. All of these are built for the
-// default memory; other memories make do with three, which keeps the build short.
+// How the rows of a coordinate are spread over the threads of a warp, by the number of clients. All of these are
+// built for the default memory; other memories make do with two, which keeps the build short.
 struct Spread {
   int64_t lanes, held;
   bool common;
 };
-constexpr Spread kSpreads[] = {{8, 7, true},    {16, 7, false},  {32, 7, false}, {32, 14, true},
-                               {128, 7, false}, {256, 4, false}, {256, 7, true}};
-constexpr int64_t kDefaultMemory = 3, kMostClients = 256 * 7;
+constexpr Spread kSpreads[] = {{8, 7, true}, {16, 7, false}, {32, 7, false}, {32, 14, true}};
+constexpr int64_t kDefaultMemory = 3, kMostClients = 32 * 14;
 
 Spread spread_of(int64_t n, int64_t m) {
   for (const Spread& spread : kSpreads) {
@@ -32,23 +31,19 @@ Spread spread_of(int64_t n, int64_t m) {
 template <int M, int L, int R>
 void launch_pass(const Launcher& launch, const Round& round) {
   const int64_t extra = ((kRoundThreads / L) * (4 * M + 1) + 1) / 2 * 2, factors = (2 * M + 2) * round.n;
-  const int64_t staging = kRoundThreads * R, exchange = 2 * (kRoundThreads / 32);
-  const int64_t shared = extra * sizeof(double) + (factors + staging + exchange) * sizeof(float);
+  const int64_t staging = kRoundThreads * R;
+  const int64_t shared = extra * sizeof(double) + (factors + staging) * sizeof(float);
   launch(pass_kernel<M, L, R>, round.pass_blocks, kRoundThreads, shared, round);
 }
 
 template <int M>
 void launch_pass(const Launcher& launch, const Round& round, const Spread& spread) {
-  const auto is = [&](int64_t lanes, int64_t held) { return spread.lanes == lanes && spread.held == held; };
   if constexpr (M == kDefaultMemory) {
-    if (is(16, 7)) return launch_pass<M, 16, 7>(launch, round);
-    if (is(32, 7)) return launch_pass<M, 32, 7>(launch, round);
-    if (is(128, 7)) return launch_pass<M, 128, 7>(launch, round);
-    if (is(256, 4)) return launch_pass<M, 256, 4>(launch, round);
+    if (spread.lanes == 16) return launch_pass<M, 16, 7>(launch, round);
+    if (spread.lanes == 32 && spread.held == 7) return launch_pass<M, 32, 7>(launch, round);
   }
-  if (is(8, 7)) return launch_pass<M, 8, 7>(launch, round);
-  if (is(32, 14)) return launch_pass<M, 32, 14>(launch, round);
-  launch_pass<M, 256, 7>(launch, round);
+  if (spread.lanes == 8) return launch_pass<M, 8, 7>(launch, round);
+  launch_pass<M, 32, 14>(launch, round);
 }
 
 int64_t solve_bytes(int64_t m) {

@@ -23,10 +23,11 @@ constexpr int64_t kStrip = 8;
 // tiles (kStrip, count): the keys of the rows kept (count) at the coordinates from `start` up to `stop`.
 template <typename Rows, typename K>
 void fill_strip(const Rows& rows, const std::vector<int64_t>& kept, int64_t start, int64_t stop, TileRow<K>* tiles) {
+  constexpr int64_t kWidth = TileRow<K>::kWidth;
   for (const int64_t k : kept) {
     TileRow<K>* row = tiles++;
-    for (int64_t c = start; c < stop; c += row->kWidth, row += kept.size()) {
-      if (c + row->kWidth <= stop) {
+    for (int64_t c = start; c < stop; c += kWidth, row += kept.size()) {
+      if (c + kWidth <= stop) {
         rows.keys(k, c, row->keys);
       } else {
         for (int64_t i = 0; i < stop - c; ++i) row->keys[i] = rows.key(k, c + i);

@@ -130,8 +130,6 @@ class Check {
     if (!(trust >= 0)) refuse(op_, "trust must be 0 or more (inf: no cap), got ", trust);
   }
 
-  ScalarType dtype() const { return dtype_; }
-
  private:
   void dtype(const char* name, const Tensor& tensor, ScalarType expected, const char* like) const {
     if (tensor.scalar_type() == expected) return;

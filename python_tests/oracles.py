@@ -62,7 +62,7 @@ class History:
 
 
 def make_history(
-    random: torch.Generator, n: int, m: int, d: int, *, pairs: list[int] | None = None, dtype=torch.float64, noise=0.1
+    random: torch.Generator, n: int, m: int, d: int, *, pairs: list[int] | None = None, dtype=torch.float64
 ) -> History:
     """Clients with a quadratic of their own: y = H s + noise, H diagonal between 1/2 and 2. Unused slots hold NaN."""
 
@@ -71,7 +71,7 @@ def make_history(
 
     curvature = 0.5 + 1.5 * torch.rand(n, 1, d, generator=random, dtype=torch.float64)
     dw = normal(n, m, d)
-    dg = curvature * dw + noise * normal(n, m, d)
+    dg = curvature * dw + 0.1 * normal(n, m, d)
     count = torch.full((n,), m) if pairs is None else torch.tensor(pairs, dtype=torch.int64)
     unused = torch.arange(m) >= count[:, None]
     dw[unused], dg[unused] = torch.nan, torch.nan

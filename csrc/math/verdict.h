@@ -14,7 +14,7 @@ namespace secureafl::SECUREAFL_KIND {
 
 enum Sum { kBad, kGG, kYY, kSS, kSY, kSums };  // kBad: coordinates of g that are not finite
 
-// Python knows these as server.REASONS; the first two accept.
+// Python knows these as config.REASONS; the first two accept.
 enum class Reason : int64_t { kAccepted, kFirst, kSteep, kSameVersion, kNotFinite };
 
 SECUREAFL_BOTH bool accepts(Reason reason) { return reason == Reason::kAccepted || reason == Reason::kFirst; }

@@ -1,36 +1,110 @@
-"""The one timer of the benchmarks: warm-up, then the median of repeats."""
+"""The one timer of the benchmarks, and what they ask the machine."""
 
+import os
+import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
+LONGEST = 2.0  # seconds for one figure, beyond three repeats
+IN_GRAPH = 11  # calls in one CUDA graph, so that its own launch does not show
 
-def seconds(call: Callable[[], object], device: str, repeats: int = 20, warmup: int = 3) -> float:
-    """Median time of one call, back to back on a warm device."""
-    for _ in range(warmup):
-        call()
-    if device == "cpu":
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
+
+@dataclass(frozen=True)
+class Clock:
+    """Times a call back to back on a warm device: the median of the repeats, of fewer if a call takes long."""
+
+    device: str
+    repeats: int
+
+    def ms(self, call: Callable[[], object]) -> float:
+        for _ in range(2):  # the first one loads and allocates
+            start = self._now()
             call()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    torch.cuda.synchronize()
-    events[0].record()
-    for event in events[1:]:
+            once = self._now() - start
+        repeats = min(self.repeats, max(3, int(LONGEST / max(once, 1e-9))))
+        times = self._on_gpu(call, repeats) if self.device == "cuda" else self._on_cpu(call, repeats)
+        return 1e3 * statistics.median(times)
+
+    def graph_ms(self, call: Callable[[], object]) -> float | None:
+        """Per call, several of them in one CUDA graph; None on a CPU."""
+        if self.device == "cpu":
+            return None
         call()
-        event.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(IN_GRAPH):
+                call()
+        return self.ms(graph.replay) / IN_GRAPH
+
+    def host_ms(self, call: Callable[[], object], calls: int = 5) -> float | None:
+        """How long a call keeps the host; None on a CPU, where that is the call itself."""
+        if self.device == "cpu":
+            return None
+        start = self._now()
+        for _ in range(calls):
+            call()
+        return 1e3 * (time.perf_counter() - start) / calls
+
+    def copy_ms(self, size: int) -> float:
+        """The floor of whatever must move `size` bytes: a copy that reads one half of them and writes the other."""
+        source = torch.ones(size // 8, device=self.device)  # ones: pages never written would be read from cache
+        target = torch.empty_like(source)
+        return self.ms(lambda: target.copy_(source))
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _on_cpu(self, call: Callable[[], object], repeats: int) -> list[float]:
+        times = [time.perf_counter()]
+        for _ in range(repeats):
+            call()
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
+
+    def _on_gpu(self, call: Callable[[], object], repeats: int) -> list[float]:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
-def describe(device: str) -> str:
-    """The hardware a table was made on."""
+def fits(size: int, device: str) -> bool:
+    """Whether `size` bytes are at most 60 % of the memory that is free now."""
+    return size <= 0.6 * free_memory(device)
+
+
+def free_memory(device: str) -> int:
     if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{torch.get_num_threads()} CPU threads"
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", meminfo.read_text())[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def hardware(device: str) -> str:
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    return f"{torch.get_num_threads()} CPU threads, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def seconds(call: Callable[[], object], device: str, repeats: int = 20) -> float:
+    """For bench/ops.py, until it takes a Clock."""
+    return Clock(device, repeats).ms(call) / 1e3
+
+
+describe = hardware

@@ -1,119 +1,142 @@
-"""Time each op against what plain torch takes for the same, and against a copy of the bytes it must read.
+"""Time each op against what other libraries take for the same, and against a copy of the bytes that it must read.
 
-python bench/ops.py [--device cpu|cuda] [--quick]
+python bench/ops.py [--device cpu|cuda] [--quick] [--out DIR]
 """
 
-import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from timing import describe, seconds
+from column_peers import TRIMMED_MEANS, medians
+from report import Row, head, options, ratio, skipped, table, write
+from state import fill, history_bytes
+from timing import Clock, fits
+from torch import Tensor
+from torch_rounds import batched_estimate
+from tqdm import tqdm
 
 import secureafl_ext
 from secureafl_ext import reference
 
-SIZES = [(50, 140_000), (300, 140_000), (50, 1_000_000)]
 MEMORY = 3
+OURS, FLOOR = "secureafl_ext", "floor"
+CHECKED = 2000  # parameters, in the checks
 
 
-def history(n: int, d: int, device: str) -> dict[str, torch.Tensor]:
-    random = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=random, device=device)
-
-    dw = normal(n, MEMORY, d)
-    return {
-        "last_updates": normal(n, d),
-        "last_models": normal(n, d),
-        "dw": dw,
-        "dg": 1.5 * dw + 0.1 * normal(n, MEMORY, d),
-        "pairs": torch.full((n,), MEMORY, device=device),
-    }
+@dataclass(frozen=True)
+class Sizes:
+    stacks: tuple[tuple[int, int], ...]  # clients, parameters
+    repeats: int
+    gpu_only: tuple[tuple[int, int], ...] = ()
 
 
-def batched_estimate(model, last_updates, last_models, dw, dg, pairs, trust=1.0):
-    """The same with batched torch calls, every client with all its pairs: what one writes without this package."""
-    x = model - last_models
-    sy, ss = dw @ dg.mT, dw @ dw.mT
-    scale = (sy[:, -1, -1] / ss[:, -1, -1])[:, None]
-    lower = sy.tril(-1)
-    diagonal = torch.diag_embed(sy.diagonal(dim1=1, dim2=2))
-    middle = torch.cat([torch.cat([-diagonal, lower.mT], 2), torch.cat([lower, scale[..., None] * ss], 2)], 1)
-    right = torch.cat([(dg @ x[..., None])[..., 0], scale * (dw @ x[..., None])[..., 0]], 1)
-    solution = torch.linalg.solve(middle, right)
-    parts = torch.cat([dg, scale[..., None] * dw], 1)
-    correction = scale * x - (solution[:, None] @ parts)[:, 0]
-    cap = trust * last_updates.norm(dim=1) / correction.norm(dim=1)
-    return last_updates + correction * cap.clamp(max=1)[:, None]
+SIZES = {
+    "full": Sizes(
+        ((50, 140_000), (100, 140_000), (300, 140_000), (50, 1_000_000)),
+        20,
+        ((300, 1_000_000), (1000, 1_000_000)),
+    ),
+    "quick": Sizes(((50, 140_000),), 3),
+    "tiny": Sizes(((4, 1000), (5, 1000), (4, 2000)), 1),
+}
 
 
-def rows(n: int, d: int, device: str):
-    """(op, ours, torch's, bytes that must be read) for one size."""
-    state = history(n, d, device)
-    model, update = state["last_models"].mean(0), state["last_updates"].mean(0)
-    past = tuple(state.values())
-    accepted, seen = torch.tensor(True, device=device), torch.ones(n, dtype=torch.bool, device=device)
-    stack = state["last_updates"]
-    plane = 4 * n * d
-    yield "median", lambda: secureafl_ext.median(stack), lambda: stack.median(0), plane
-    yield (
-        "trimmed_mean",
-        lambda: secureafl_ext.trimmed_mean(stack, n // 5),
-        lambda: reference.trimmed_mean(stack, n // 5),
-        plane,
-    )
-    four = stack[0], stack[1], state["last_models"][0], state["last_models"][1]
-    yield "lipschitz", lambda: secureafl_ext.lipschitz(*four), lambda: reference_factor(*four), 16 * d
-    words = (2 * MEMORY + 2) * plane
-    yield (
-        "estimate",
-        lambda: secureafl_ext.estimate(model, *past),
-        lambda: batched_estimate(model, *past),
-        words + plane,
-    )
-    yield (
-        "aggregate",
-        lambda: secureafl_ext.aggregate(model, update, 0, accepted, *past, seen),
-        lambda: batched_estimate(model, *past).median(0),
-        words,
-    )
+@dataclass(frozen=True)
+class Case:
+    """One op at one size: what it should give, who computes that how, and the bytes that must be read for it."""
+
+    op: str
+    m: int
+    size: int
+    expected: Callable[[], Tensor]
+    calls: dict[str, Callable[[], Tensor] | None]  # None: not installed
 
 
-def reference_factor(update, last_update, model, last_model):
+OPS = 5
+
+
+def cases(n: int, d: int, device: str) -> Iterator[Case]:
+    """The ops on one history, all of whose pairs are filled."""
+    model, accepted = torch.zeros(d, device=device), torch.tensor(True, device=device)
+    history = {name: torch.empty(n, d, device=device) for name in ("last_updates", "last_models")}
+    history |= {name: torch.empty(n, MEMORY, d, device=device) for name in ("dw", "dg")}
+    history["pairs"] = torch.empty(n, dtype=torch.int64, device=device)
+    history["seen"] = torch.empty(n, dtype=torch.bool, device=device)
+    fill(history, model)
+    stack, plane, whole = history["last_updates"], 4 * n * d, history_bytes(n, d, MEMORY)
+    *past, seen = history.values()
+
+    def case(op: str, m: int, size: int, peers: dict[str, Callable | None], *arguments: object) -> Case:
+        ours, expected = (partial(getattr(home, op), *arguments) for home in (secureafl_ext, reference))
+        others = {name: peer and partial(peer, *arguments) for name, peer in peers.items()}
+        return Case(op, m, size, expected, {OURS: ours, **others})
+
+    yield case("median", 0, plane, medians(device), stack)
+    yield case("trimmed_mean", 0, plane, TRIMMED_MEANS, stack, n // 5)
+    yield case("lipschitz", 0, 16 * d, {"torch": torch_lipschitz}, *stack[:2], *history["last_models"][:2])
+    yield case("estimate", MEMORY, whole, {"torch": torch_estimate}, model, *past)
+    yield case("aggregate", MEMORY, whole, {"torch": torch_aggregate}, model, stack[1], 0, accepted, *past, seen)
+
+
+def torch_lipschitz(update: Tensor, last_update: Tensor, model: Tensor, last_model: Tensor) -> Tensor:
     return (update - last_update).norm() / (model - last_model).norm()
 
 
-def check(device: str) -> None:
-    """The times below mean nothing if the results are wrong."""
-    state = history(8, 1000, device)
-    model = state["last_models"].mean(0)
-    ours = secureafl_ext.estimate(model, *state.values())
-    for other in (batched_estimate, reference.estimate):
-        torch.testing.assert_close(ours, other(model, *state.values()), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(secureafl_ext.median(ours), reference.median(ours), rtol=0, atol=0)
+def torch_estimate(model: Tensor, *past: Tensor) -> Tensor:
+    *rows, _ = past  # all pairs are filled
+    return batched_estimate(model, *rows)
+
+
+def torch_aggregate(model: Tensor, update: Tensor, client: int, accepted: Tensor, *past: Tensor) -> Tensor:
+    *rows, _ = past  # all clients are seen, and the update is accepted
+    estimates = torch_estimate(model, *rows)
+    estimates[client] = update
+    return estimates.median(0).values
+
+
+def check(n: int, device: str) -> None:
+    """With an odd number of clients all agree on what the median is."""
+    for case in cases(n | 1, CHECKED, device):
+        expected = case.expected()
+        for name, call in case.calls.items():
+            if call:
+                words = f"{case.op} by {name} is not what the reference gives:\n{{}}".format
+                torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4, check_dtype=False, msg=words)
+
+
+NOTE = """\
+Floor: a copy that moves as many bytes as the op must read, half of them read and half written. "x ours" says how many
+times our op fits into that. torch.median, torch.kthvalue and the Triton kernel give the lower middle value of an even
+number of rows, the others the mean of both. torch: batched einsum, linalg.solve, torch.median."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="the first size only, fewer repeats")
-    options = parser.parse_args()
+    chosen = options(__doc__.splitlines()[0], SIZES)
+    sizes, device = SIZES[chosen.sizes], chosen.device
+    clock, rows, lines = Clock(device, sizes.repeats), [], []
+    stacks = sizes.stacks + (sizes.gpu_only if device == "cuda" else ())
+    for n in {n for n, _ in stacks}:
+        check(n, device)
 
-    check(options.device)
-    print(
-        f"{describe(options.device)}, torch {torch.__version__}, secureafl_ext {secureafl_ext.__version__}, float32\n"
-    )
-    print("| op | n | d | ours ms | torch ms | x torch | x copy of its reads |")
-    print("|---|---|---|---|---|---|---|")
-    for n, d in SIZES[: 1 if options.quick else None]:
-        for name, ours, torchs, bytes_read in rows(n, d, options.device):
-            repeats = 3 if options.quick or options.device == "cpu" else 20
-            source = torch.empty(bytes_read // 8, device=options.device)  # read and written: twice its size
-            target = torch.empty_like(source)
-            copy = seconds(lambda: target.copy_(source), options.device, repeats)  # noqa: B023
-            mine, theirs = (seconds(call, options.device, repeats) for call in (ours, torchs))
-            times = f"{1e3 * mine:.3f} | {1e3 * theirs:.3f} | {theirs / mine:.1f} | {mine / copy:.1f}"
-            print(f"| {name} | {n} | {d} | {times} |")
+    room = {(n, d): fits(2 * history_bytes(n, d, MEMORY), device) for n, d in stacks}  # the torch peers need as much
+    timed = ((n, d, case) for (n, d), fit in room.items() if fit for case in cases(n, d, device))
+    for n, d, case in tqdm(timed, "ops", total=OPS * sum(room.values()), disable=None):
+        floor = clock.copy_ms(case.size)
+        times = {FLOOR: floor} | {name: call and clock.ms(call) for name, call in case.calls.items()}
+        for name, ms in times.items():
+            ratios = ratio(ms, floor), ratio(ms, times[OURS])
+            lines.append([case.op, n, d, name, "not installed" if ms is None else ms, *ratios])
+        rows += [Row(case.op, name, n, d, case.m, ms) for name, ms in times.items() if ms is not None]
+
+    parts = [
+        head("Ops", device),
+        f"Checked before any timing: every result against the reference. {MEMORY} pairs per client.",
+        table(["op", "n", "d", "how", "ms", "x floor", "x ours"], lines),
+        NOTE,
+        skipped([size for size, fit in room.items() if not fit]),
+    ]
+    write(chosen.out, "ops", "\n\n".join(parts), rows)
 
 
 if __name__ == "__main__":

@@ -100,11 +100,3 @@ def hardware(device: str) -> str:
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     return f"{torch.get_num_threads()} CPU threads, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def seconds(call: Callable[[], object], device: str, repeats: int = 20) -> float:
-    """For bench/ops.py, until it takes a Clock."""
-    return Clock(device, repeats).ms(call) / 1e3
-
-
-describe = hardware

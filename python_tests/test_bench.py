@@ -1,0 +1,63 @@
+"""The benchmarks run and leave what they promise; how fast anything was is none of a test's business."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("tqdm")
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+def run(name: str, out: Path, *arguments: str) -> tuple[str, list[dict[str, str]]]:
+    """The markdown and the rows of the CSV."""
+    command = [sys.executable, BENCH / f"{name}.py", "--sizes", "tiny", "--out", out, "--device", "cpu", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    text = (out / f"{name}.md").read_text()
+    assert done.stdout == text
+    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (out / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["ms"]) > 0 for row in rows)
+    return text, rows
+
+
+def test_scaling_leaves_tables_rows_and_a_picture(tmp_path):
+    text, rows = run("scaling", tmp_path)
+    for part in ("python bench/scaling.py", "seed 0", "## A.", "## B.", "## C.", "Skipped"):
+        assert part in text
+    for table in ("server", "server and gradient"):
+        assert [row["how"] for row in rows if row["table"] == table] == ["AsyncSGD", "Zeno++", "AFLGuard", "SecureAFL"]
+    sizes = {(row["n"], row["d"], row["m"]) for row in rows if row["table"] == "round"}
+    assert sizes == {("4", "1000", "2"), ("6", "1000", "2"), ("4", "2000", "2"), ("4", "1000", "1")}
+    for how in ("SecureAFL", "floor", "torch", "tuned torch"):
+        assert sum(row["table"] == "round" and row["how"] == how for row in rows) == len(sizes)
+
+
+def test_ops_leaves_a_table_rows_and_a_picture(tmp_path):
+    text, rows = run("ops", tmp_path)
+    assert "python bench/ops.py" in text and "Skipped" in text
+    for op in ("median", "trimmed_mean", "lipschitz", "estimate", "aggregate"):
+        hows = [row["how"] for row in rows if (row["table"], row["n"], row["d"]) == (op, "5", "1000")]
+        assert {"floor", "secureafl_ext"} < set(hows) and len(hows) == len(set(hows))
+    medians = {row["how"] for row in rows if row["table"] == "median"}
+    assert {"torch.median", "torch.kthvalue", "torch.sort", "torch.quantile", "np.median"} < medians
+
+
+def test_a_wrong_server_is_not_timed(tmp_path):
+    """A check that cannot fail is none: the reference's median moved, every benchmark must end before it writes."""
+    code = (
+        "import sys; sys.argv[0] = sys.argv[1]; sys.path.insert(0, sys.argv.pop(1));"
+        "from secureafl_ext import reference; right = reference.median;"
+        "reference.median = lambda *arguments: right(*arguments) + 1e-2;"
+        "import {name}; {name}.main()"
+    )
+    for name in ("scaling", "ops"):
+        command = [sys.executable, "-c", code.format(name=name), BENCH, "--sizes", "tiny", "--out", tmp_path / name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode != 0 and "AssertionError" in done.stderr
+        assert not (tmp_path / name).exists()

@@ -1,5 +1,7 @@
 #include <pybind11/pybind11.h>
 
+#include "math/tiles.h"
+
 // Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
 // a pybind11 of its own, which refuses to be used beside the stable ABI.
 
@@ -36,6 +38,16 @@ pybind11::dict build_info() {
   return info;
 }
 
+// Coordinates per tile of the history that `step_` wants, for so many clients and pairs.
+int64_t tile_columns(bool cuda, int64_t clients, int64_t memory) {
+  return cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns;
+}
+
 }  // namespace
 
-PYBIND11_MODULE(_C, m) { m.def("build_info", &build_info); }
+PYBIND11_MODULE(_C, m) {
+  m.def("build_info", &build_info);
+  m.def("tile_columns", &tile_columns);
+  m.attr("MOST_CLIENTS") = secureafl::kMostClients;
+  m.attr("MOST_GPU_PAIRS") = secureafl::kMostGpuPairs;
+}

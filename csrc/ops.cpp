@@ -19,11 +19,12 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
   m.def(
       "step_(Tensor update, int client, int trained_row, int now_row, int next_row, Tensor(a!) models, "
-      "Tensor(b!) history, Tensor(c!) gram, Tensor(d!) along, Tensor(e!) factors, Tensor(f!) status, "
-      "Tensor(g!) pairs, Tensor(h!) oldest, Tensor(i!) seen, Tensor(j!) seen_factors, Tensor(k!) recorded, "
-      "Tensor(l!) counts, Tensor(m!) arrived, float lr, float quantile, float max_norm, float trust, str rule, "
-      "int trim, bool filter, bool estimate, bool receive, bool store_all) -> (Tensor, Tensor, Tensor)");
+      "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, "
+      "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "
+      "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, float "
+      "trust, "
+      "str rule, int trim, bool filter, bool estimate, bool receive, bool store_all) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "refresh_(Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, Tensor oldest, "
-      "Tensor seen, float trust) -> ()");
+      "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
+      "Tensor oldest, Tensor seen, float trust) -> ()");
 }

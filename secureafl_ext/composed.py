@@ -19,13 +19,17 @@ class Composed:
         self.counts = torch.zeros(5, dtype=torch.int64, device=device)
 
     def state(self) -> dict[str, Tensor]:
-        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
-        return {**own, **self.history.tensors()}
+        """Copies."""
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
         self.factors = torch.empty_like(state["factors"], device=self.factors.device)
-        for name, tensor in self.state().items():
+        for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
+        return {**own, **self.history.tensors()}
 
     def round(self, client: int, update: Tensor, models: Tensor, trained: int, now: int, new: int):
         """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason."""

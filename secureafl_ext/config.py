@@ -9,7 +9,7 @@ import torch
 RULES = {"median": "coordinate-wise", "trimmed_mean": "coordinate-wise", "mean": "coordinate-wise"}
 STORES = ("all", "accepted")
 PAIRS = ("received", "rounds")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 REASONS = (
     "accepted",
@@ -37,7 +37,7 @@ class Config:
     pairs: str = "received"  # pairs of consecutive uploads; "rounds": also of each round's own estimates, as printed
     max_staleness: int = 10  # tau_max: how many versions back an update may have been computed
     window: int | None = None  # judge by the last so many factors; None: all
-    history_dtype: str = "float32"
+    history_dtype: str = "float32"  # of the pairs; float16: scaled by a power of two each, all else float32
     filter: bool = True
     estimate: bool = True
     receive: bool = True
@@ -63,4 +63,10 @@ class Config:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of models and updates as the server keeps them."""
+        return torch.float64 if self.history_dtype == "float64" else torch.float32
+
+    @property
+    def pair_dtype(self) -> torch.dtype:
+        """Of the pairs, the bulk of the history."""
         return DTYPES[self.history_dtype]

@@ -1,30 +1,41 @@
-"""A round as one op: a single pass over the history, with all inner products carried along. CUDA, float32."""
+"""A round as one op: a single pass over the history, with all inner products carried along (csrc/math/round.h)."""
 
 import torch
 from torch import Tensor
 
+from . import _C
 from .config import Config
-
-MOST_CLIENTS, MOST_PAIRS = 448, 5  # what the kernel holds in registers
 
 step = torch.ops.secureafl.step_.default  # the op itself: finding its overload anew costs some 10 us a call
 
+LIMITS = f"at most {_C.MOST_CLIENTS} clients and a memory of 1 to 16 (on a GPU {_C.MOST_GPU_PAIRS})"
+
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
-    plain = config.pairs == "received" and config.dtype == torch.float32
-    return device.type == "cuda" and plain and clients <= MOST_CLIENTS and 1 <= config.memory <= MOST_PAIRS
+    """Whether this round exists fused; the composed one takes what is left."""
+    most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
+    plain = config.pairs == "received" and config.history_dtype != "float64" and 1 <= config.memory <= most_pairs
+    return plain and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
 
 
 class Fused:
-    """The same interface, results and state as Composed; another layout (csrc/cuda/round.cuh)."""
+    """The same interface, results and state as Composed, in another layout.
+
+    slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
+    Here n may be a few clients more than asked for, so that a tile is a whole number of 16-byte pieces.
+    """
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
-        self.config, n, m = config, clients, config.memory
-
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        self.rows = zeros(size, n, 2 * m + 2)  # per coordinate and client: y and s slots, w, g
+        self.config, self.clients, self.size, m = config, clients, size, config.memory
+        columns = _C.tile_columns(device.type == "cuda", clients, m)
+        n = clients if columns >= 4 else -(-clients // 4) * 4
+        tiles = -(-size // columns)
+        self.slots = zeros(tiles, 2 * m, n, columns, dtype=config.pair_dtype)  # y's, then s's
+        self.last = zeros(tiles, 2, n, columns)  # w, then g
+        self.scales = torch.ones(n, 2 * m, device=device)  # a slot's values are to be multiplied by this
         self.gram = zeros(n, m * (2 * m + 1), dtype=torch.float64)  # inner products of the slots
         self.along = zeros(n, 2 * m + 2, dtype=torch.float64)  # slots . x, x . x, g . g, with x = model - w
         self.weights = zeros(n, 2 * m + 2)  # of the slots and x in the next estimate; the last is not used
@@ -33,58 +44,91 @@ class Fused:
         self.seen = zeros(n, dtype=torch.bool)
         self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
         self.recorded, self.counts = zeros((), dtype=torch.int64), zeros(5, dtype=torch.int64)
-        self._arrived = zeros((), dtype=torch.int32)  # blocks that have judged; zero between rounds
+        self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
+        c = config
+        self._past = self.slots, self.last, self.scales, self.gram, self.along, self.weights, self.status
+        self._past += self.pairs, self.oldest, self.seen
+        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
+        self._settings += c.filter, c.estimate, c.receive, c.store == "all"
 
     def round(self, client: int, update: Tensor, models: Tensor, trained: int, now: int, new: int):
-        c = self.config
-        which = client, trained, now, new
-        past = self.rows, self.gram, self.along, self.weights, self.status, self.pairs, self.oldest, self.seen
         judged = self.factors, self.recorded, self.counts, self._arrived
-        numbers = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
-        switches = c.filter, c.estimate, c.receive, c.store == "all"
-        return step(update, *which, models, *past, *judged, *numbers, *switches)
+        return step(update, client, trained, now, new, models, *self._past, *judged, *self._settings)
 
     def state(self) -> dict[str, Tensor]:
-        """As Composed has it, and what else a bit-identical continuation needs."""
-        m = self.config.memory
-        planes = self.rows.permute(1, 2, 0)  # (n, 2m + 2, d)
-        age = self._slots()[..., None]  # (n, m, 1)
+        """Copies, as Composed has them, and what else a bit-identical continuation needs."""
+        n, m = self.clients, self.config.memory
+        ages = self._slots()  # (n, m)
         return {
-            **{name: getattr(self, name) for name in ("factors", "recorded", "counts", "pairs", "seen")},
-            "last_updates": planes[:, 2 * m + 1],
-            "last_models": planes[:, 2 * m],
-            "dw": planes[:, m : 2 * m].take_along_dim(age, 1),
-            "dg": planes[:, :m].take_along_dim(age, 1),
-            **{name: getattr(self, name) for name in ("oldest", "gram", "along", "weights", "status")},
+            **{name: getattr(self, name).clone() for name in ("factors", "recorded", "counts")},
+            "last_updates": self._rows(self.last, 1),
+            "last_models": self._rows(self.last, 0),
+            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]) for j in range(m)], 1),
+            "dg": torch.stack([self._rows(self.slots, ages[:, j]) for j in range(m)], 1),
+            **{name: getattr(self, name)[:n].clone() for name in _PER_CLIENT},
         }
 
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
         """From a state of either kind; `model` is the current one."""
-        m, device = self.config.memory, self.rows.device
-        state = {name: tensor.to(device) for name, tensor in state.items()}
-        for name in ("recorded", "counts", "pairs", "seen"):
+        n, m = self.clients, self.config.memory
+        carried = "gram" in state
+        for name in ("recorded", "counts"):
             getattr(self, name).copy_(state[name])
-        self.factors = state["factors"].clone()
-        self.oldest.copy_(state.get("oldest", torch.zeros_like(self.oldest)))
-        planes = self.rows.permute(1, 2, 0)  # (n, 2m + 2, d)
-        slots = self._slots()[..., None].expand_as(state["dw"])  # (n, m, d)
-        planes[:, :m].scatter_(1, slots, state["dg"])
-        planes[:, m : 2 * m].scatter_(1, slots, state["dw"])
-        planes[:, 2 * m].copy_(state["last_models"])
-        planes[:, 2 * m + 1].copy_(state["last_updates"])
-        if "gram" in state:
-            for name in ("gram", "along", "weights", "status"):
-                getattr(self, name).copy_(state[name])
+        self.factors = state["factors"].to(self.factors.device, copy=True)
+        for name in _PER_CLIENT if carried else ("pairs", "seen"):
+            getattr(self, name)[:n].copy_(state[name])
+        if not carried:
+            self.oldest.zero_()
+            self.scales[:n] = state["scales"].to(self.scales.device) if "scales" in state else 1.0
+        self._set_rows(self.last, 0, state["last_models"])
+        self._set_rows(self.last, 1, state["last_updates"])
+        clients = torch.arange(n, device=state["dw"].device)
+        for j in range(m):
+            age = ((j - self.oldest[:n]) % m).to(clients.device)  # (n): of what slot j is to hold
+            self._set_rows(self.slots, j, state["dg"][clients, age])
+            self._set_rows(self.slots, m + j, state["dw"][clients, age])
+        if carried:
             return
-        lower = torch.tril_indices(2 * m, 2 * m, device=device)
-        for k, rows in enumerate(planes):
-            u, x, g = rows[: 2 * m].double(), (model - rows[2 * m]).double(), rows[2 * m + 1].double()
-            self.gram[k] = (u @ u.T)[lower[0], lower[1]]
-            self.along[k] = torch.cat([u @ x, (x @ x)[None], (g @ g)[None]])
-        torch.ops.secureafl.refresh_(
-            self.gram, self.along, self.weights, self.status, self.pairs, self.oldest, self.seen, self.config.trust
-        )
+        self._take_products(model)
+        per_client = self.gram, self.along, self.weights, self.status, self.pairs, self.oldest, self.seen
+        torch.ops.secureafl.refresh_(self.scales, *per_client, self.config.trust)
+
+    def _take_products(self, model: Tensor) -> None:
+        """gram and along from the history itself, some tiles of all clients at a time."""
+        count, planes, n, columns = self.slots.shape
+        lower = torch.tril_indices(planes, planes, device=self.gram.device)
+        padded = torch.nn.functional.pad(model.double(), (0, count * columns - self.size))
+        self.gram.zero_()
+        self.along.zero_()
+        several = max(1, 2**25 // (planes * n * columns))
+        for first in range(0, count, several):
+            last = min(first + several, count)
+            u = self.slots[first:last].permute(2, 1, 0, 3).flatten(2).double() * self.scales[..., None]  # (n, 2m, ..)
+            w, g = self.last[first:last].permute(1, 2, 0, 3).flatten(2).double()  # (n, ..)
+            x = padded[first * columns : last * columns] - w
+            self.gram += (u @ u.mT)[:, lower[0], lower[1]]
+            self.along[:, :planes] += (u @ x[..., None])[..., 0]
+            self.along[:, planes] += x.square().sum(1)
+            self.along[:, planes + 1] += g.square().sum(1)
 
     def _slots(self) -> Tensor:
         """(n, m): the slot of each client's j-th oldest pair."""
         return (self.oldest[:, None] + torch.arange(self.config.memory, device=self.oldest.device)) % self.config.memory
+
+    def _rows(self, tiles: Tensor, plane: int | Tensor) -> Tensor:
+        """(n, d): one plane of every client, or of each another one, plane (n)."""
+        if isinstance(plane, Tensor):
+            chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
+        else:
+            chosen = tiles[:, plane]
+        return chosen[:, : self.clients].movedim(0, 1).flatten(1)[:, : self.size].contiguous()
+
+    def _set_rows(self, tiles: Tensor, plane: int, rows: Tensor) -> None:
+        """The way back: rows (n, d) of the same plane of every client."""
+        count, _, _, columns = tiles.shape
+        padded = torch.nn.functional.pad(rows, (0, count * columns - self.size))
+        tiles[:, plane, : self.clients] = padded.unflatten(1, (count, columns)).movedim(1, 0).to(tiles.device)
+
+
+# What there is of each client besides its rows, by name.
+_PER_CLIENT = ("pairs", "seen", "oldest", "scales", "gram", "along", "weights", "status")

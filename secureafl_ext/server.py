@@ -73,7 +73,7 @@ class SecureAFL:
             estimate,
             receive,
         )
-        if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in DTYPES.values():
+        if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"SecureAFL: model must be a flat float32 or float64 tensor, got {_describe(model)}")
         if not model.isfinite().all():
             raise ValueError("SecureAFL: model must be finite, got NaN or inf in it")
@@ -91,6 +91,9 @@ class SecureAFL:
         self._models = torch.zeros(max_staleness + 2, len(model), dtype=self.config.dtype, device=model.device)
         self._models[0] = model.detach()
         engine = fused.Fused if fused.fits(self.config, clients, model.device) else Composed
+        if history_dtype == torch.float16 and engine is Composed:
+            allowed = f'with pairs="received", {fused.LIMITS}'
+            raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
         self._engine = engine(self.config, clients, len(model), model.device)
         self._stale = 0
         self._lock = threading.RLock()
@@ -110,7 +113,6 @@ class SecureAFL:
         with self._lock:
             return {**dict(zip(COUNTS, self._engine.counts.tolist(), strict=True)), "stale": self._stale}
 
-    @torch.no_grad()
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """One round: judge, estimate, aggregate, remember, step. `version` is that of the model trained on.
 
@@ -127,7 +129,9 @@ class SecureAFL:
                 return Receipt(no, none, staleness, self.version, f"stale: version {version}, {kept}")
 
             self._make_room()
-            update = update.detach().to(self._models.dtype)
+            update = update.detach()  # as a number: no graph may grow from round to round
+            if update.dtype != self._models.dtype:
+                update = update.to(self._models.dtype)
             rows = (v % len(self._models) for v in (version, self.version, self.version + 1))
             accepted, factor, reason = self._engine.round(client, update, self._models, *rows)
             self.version += 1
@@ -156,9 +160,8 @@ class SecureAFL:
     def state_dict(self) -> dict[str, Tensor | int]:
         """All that a round depends on, by name: copies. Fits servers of the same settings on any device."""
         with self._lock:
-            tensors = {"models": self._models, **self._engine.state()}
-            copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-            return {**copies, "version": self.version, "stale": self._stale}
+            tensors = {"models": self._models.clone(), **self._engine.state()}
+            return {**tensors, "version": self.version, "stale": self._stale}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
@@ -182,10 +185,12 @@ class SecureAFL:
         """What every state has; that of a fused server has more, which lets it go on bit for bit."""
         n, m, (_, d) = self.clients, self.config.memory, self._models.shape
         floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
-        floats |= {"dw": (n, m, d), "dg": (n, m, d)}
+        pairs = {"dw": (n, m, d), "dg": (n, m, d)}
         counts = {"recorded": (), "counts": (len(COUNTS),), "pairs": (n,)}
         return {
             **{name: (shape, self.config.dtype) for name, shape in floats.items()},
+            **{name: (shape, self.config.pair_dtype) for name, shape in pairs.items()},
+            **({"scales": ((n, 2 * m), torch.float32)} if self.config.pair_dtype == torch.float16 else {}),
             **{name: (shape, torch.int64) for name, shape in counts.items()},
             "seen": ((n,), torch.bool),
             "factors": (self._engine.factors.shape, torch.float64),

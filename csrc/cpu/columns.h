@@ -56,6 +56,18 @@ void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool so
   }
 }
 
+// Ranks that a rule takes the mean of.
+struct Ranks {
+  int64_t first, last;
+
+  bool empty() const { return first > last; }
+};
+
+inline Ranks ranks_kept(Rule rule, int64_t trim, int64_t count) {
+  const int64_t first = dropped(rule, static_cast<int32_t>(std::min(trim, count)), static_cast<int32_t>(count));
+  return {first, count - first - 1};
+}
+
 // kept: the rows that take part.
 template <typename Rows, typename out_t>
 void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule, int64_t trim, out_t* out) {
@@ -63,14 +75,13 @@ void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule,
   using Row = TileRow<Key<T>>;
   constexpr int64_t kWidth = kStrip * Row::kWidth;
   const int64_t count = static_cast<int64_t>(kept.size()), d = rows.d;
-  const int64_t first = dropped(rule, static_cast<int32_t>(std::min(trim, count)), static_cast<int32_t>(count));
-  const int64_t last = count - first - 1;
-  if (first > last) {
+  const Ranks ranks = ranks_kept(rule, trim, count);
+  if (ranks.empty()) {
     std::fill(out, out + d, out_t(0));
     return;
   }
   const bool sorted = rule != Rule::kMean;
-  const auto network = sorted ? selection_network(count, first, last) : std::vector<Step>();
+  const auto network = sorted ? selection_network(count, ranks.first, ranks.last) : std::vector<Step>();
   torch::stable::parallel_for(0, (d + kWidth - 1) / kWidth, 1, [&](int64_t begin, int64_t end) {
     std::vector<Row> tiles(static_cast<size_t>(kStrip * count));  // (kStrip, count)
     for (int64_t start = begin * kWidth; start < std::min(d, end * kWidth); start += kWidth) {
@@ -80,7 +91,7 @@ void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule,
       for (int64_t c = start; c < stop; c += Row::kWidth, tile += count) {
         apply(network, tile);
         T means[Row::kWidth];
-        mean_rows(tile, first, last, sorted, means);
+        mean_rows(tile, ranks.first, ranks.last, sorted, means);
         std::copy(means, means + std::min<int64_t>(Row::kWidth, stop - c), out + c);
       }
     }
@@ -94,6 +105,7 @@ struct KeyColumn {
   int64_t n;
 
   bool all(bool own) const { return own; }
+  int32_t kept() const { return count_below(kAbsent<T>); }
 
   int32_t count_below(Key<T> bound) const {
     Key<T> count = 0;

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "../math/sort.h"
+
 // Batcher's odd-even merge sort as a network: a fixed list of exchanges that sorts any keys. It never branches on a
 // key, so one list serves many columns side by side, and an exchange is a minimum and a maximum that vectorise.
 //
@@ -37,12 +39,6 @@ struct Step {
   int32_t first, stride, count;
   bool merge;
 };
-
-constexpr int64_t power_of_two(int64_t count) {
-  int64_t size = 1;
-  while (size < count) size *= 2;
-  return size;
-}
 
 // The steps that sort `count` rows. Depth first: what was just sorted is still in the nearest cache.
 class MergeSort {
@@ -92,42 +88,6 @@ inline std::vector<Step> selection_network(int64_t count, int64_t first, int64_t
   }
   std::reverse(network.begin(), network.end());
   return network;
-}
-
-// The same sort once more, of one column's keys held (kCount), written out by the compiler.
-
-template <int kLow, int kHigh, int kCount, typename K>
-inline void exchange(K (&held)[kCount]) {
-  if constexpr (kHigh < kCount) {
-    const K a = held[kLow], b = held[kHigh];  // by value: std::min's references do not vectorise
-    held[kLow] = a < b ? a : b;
-    held[kHigh] = a < b ? b : a;
-  }
-}
-
-template <int kFirst, int kStride, int kCount, typename K, int... kPairs>
-inline void exchange_pairs(K (&held)[kCount], std::integer_sequence<int, kPairs...>) {
-  (exchange<kFirst + (2 * kPairs + 1) * kStride, kFirst + (2 * kPairs + 2) * kStride>(held), ...);
-}
-
-template <int kFirst, int kStride, int kSize, int kCount, typename K>
-inline void merge_held(K (&held)[kCount]) {
-  if constexpr (kSize == 2) {
-    exchange<kFirst, kFirst + kStride>(held);
-  } else {
-    merge_held<kFirst, 2 * kStride, kSize / 2>(held);
-    merge_held<kFirst + kStride, 2 * kStride, kSize / 2>(held);
-    exchange_pairs<kFirst, kStride>(held, std::make_integer_sequence<int, kSize / 2 - 1>());
-  }
-}
-
-template <int kFirst, int kSize, int kCount, typename K>
-inline void sort_held(K (&held)[kCount]) {
-  if constexpr (kSize > 1) {
-    sort_held<kFirst, kSize / 2>(held);
-    sort_held<kFirst + kSize / 2, kSize / 2>(held);
-    merge_held<kFirst, 1, kSize>(held);
-  }
 }
 
 // One step over the whole width of its rows.

@@ -2,8 +2,10 @@
 
 #include "../front.h"
 #include "../math/norm.h"
+#include "../step.h"
 #include "columns.h"
 #include "products.h"
+#include "round.h"
 
 // Loops over memory on torch's own threads. What a thread sums does not depend on how many threads there are,
 // so a result does not either.
@@ -78,8 +80,21 @@ struct Cpu {
       }
     });
   }
+
+  static int64_t columns(const char* op, int64_t n, int64_t m) {
+    if (n < 1 || n > kMostClients || m < 1 || m > kMaxPairs) {
+      refuse(op, "slots must hold 1 to ", kMostClients, " clients and 1 to ", kMaxPairs, " pairs of each, got ", n,
+             " and ", m);
+    }
+    return kCpuColumns;
+  }
+
+  void step(const Round& r, const Tensor&) const { cpu::step(r); }
+
+  void refresh(const Round& r) const { cpu::refresh(r); }
 };
 
 }  // namespace secureafl
 
 SECUREAFL_REGISTER(Cpu, CPU)
+SECUREAFL_REGISTER_STEP(Cpu, CPU)

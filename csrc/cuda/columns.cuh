@@ -18,6 +18,7 @@ struct WarpColumn {
   cg::thread_block_tile<32> warp;
 
   __device__ bool all(bool own) const { return own; }
+  __device__ int32_t kept() const { return count_below(kAbsent<T>); }
 
   __device__ int32_t count_below(Key<T> bound) const {
     unsigned count = 0;

@@ -30,17 +30,16 @@ class Launcher {
   }
 
   // Shared memory, in bytes, that one block may ask for on this device.
-  int64_t most_shared() const {
-    int bytes = 0;
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_), "device limits");
-    return bytes;
+  int64_t most_shared() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+  // Blocks that one multiprocessor can run at a time, as far as shared memory goes, but at most `most`.
+  int64_t blocks_fed(int64_t shared_bytes, int64_t most) const {
+    constexpr int64_t kOwn = 1024;  // what the system takes of each block's
+    const int64_t fed = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (shared_bytes + kOwn);
+    return fed < 1 ? 1 : fed < most ? fed : most;
   }
 
-  int64_t multiprocessors() const {
-    int count = 0;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_), "device limits");
-    return count;
-  }
+  int64_t multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
 
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
@@ -56,6 +55,12 @@ class Launcher {
   }
 
  private:
+  int attribute(cudaDeviceAttr which) const {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device_), "device limits");
+    return value;
+  }
+
   torch::stable::accelerator::DeviceGuard guard_;
   int32_t device_;
   cudaStream_t stream_;

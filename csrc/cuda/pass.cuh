@@ -1,196 +1,354 @@
 #pragma once
 
-#include "round.cuh"
+#include <cuda_fp16.h>
+
+#include <utility>
+
+#include "../math/round.h"
+#include "../math/tiles.h"
+#include "delivery.cuh"
+#include "launch.cuh"
+#include "round.h"
+#include "select.cuh"
 
 namespace secureafl::cuda {
 
-// The L threads of a warp that work on one coordinate, a part of it or all.
-template <int L>
-struct Lanes {
-  __device__ static uint32_t sum(uint32_t value) {
-    if constexpr (L == 32) return __reduce_add_sync(~0u, value);
-    return shuffled(value, [](uint32_t a, uint32_t b) { return a + b; });
-  }
-  __device__ static uint32_t least(uint32_t value) {
-    if constexpr (L == 32) return __reduce_min_sync(~0u, value);
-    return shuffled(value, [](uint32_t a, uint32_t b) { return min(a, b); });
-  }
-  __device__ static uint32_t greatest(uint32_t value) {
-    if constexpr (L == 32) return __reduce_max_sync(~0u, value);
-    return shuffled(value, [](uint32_t a, uint32_t b) { return max(a, b); });
-  }
-  __device__ static float sum(float value) {
-    return shuffled(value, [](float a, float b) { return a + b; });
-  }
-  // Columns in one warp search side by side; one that has found its key waits for the others.
-  __device__ static bool all(bool own) { return L == 32 ? own : __all_sync(~0u, own); }
+// kColumns neighbouring values as floats, in one load.
+template <int kColumns>
+__device__ inline void load_columns(const float* from, float (&out)[kColumns]) {
+  struct alignas(4 * kColumns) Piece {
+    float values[kColumns];
+  };
+  const Piece piece = *reinterpret_cast<const Piece*>(from);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = piece.values[c];
+}
+template <int kColumns>
+__device__ inline void load_columns(const __half* from, float (&out)[kColumns]) {
+  struct alignas(2 * kColumns) Piece {
+    __half values[kColumns];
+  };
+  const Piece piece = *reinterpret_cast<const Piece*>(from);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = __half2float(piece.values[c]);
+}
 
- private:
-  template <typename Value, typename Op>
-  __device__ static Value shuffled(Value value, Op op) {
+// sum + a.b
+template <int kColumns>
+__device__ inline float add_dot(float sum, const float (&a)[kColumns], const float (&b)[kColumns]) {
 #pragma unroll
-    for (int step = L / 2; step > 0; step /= 2) value = op(value, __shfl_xor_sync(~0u, value, step));
-    return value;
-  }
-};
+  for (int c = 0; c < kColumns; ++c) sum += a[c] * b[c];
+  return sum;
+}
 
-// One coordinate's keys, R in the registers of each of L threads.
-template <int L, int R>
-struct HeldColumn {
-  const uint32_t (&keys)[R];
+__device__ inline void store(float* to, float value) { *to = value; }
+__device__ inline void store(__half* to, float value) { *to = __float2half_rn(value); }
+__device__ inline float widened(float value) { return value; }
+__device__ inline float widened(__half value) { return __half2float(value); }
 
-  __device__ bool all(bool own) const { return Lanes<L>::all(own); }
-
-  __device__ int32_t count_below(uint32_t bound) const {
-    uint32_t count = 0;
+// One row of kSize floats, in the widest loads that its alignment allows.
+template <int kSize>
+__device__ inline void load_row(const float* row, float (&out)[kSize]) {
+  constexpr int kWide = kSize % 4 == 0 ? 4 : 2;
 #pragma unroll
-    for (int i = 0; i < R; ++i) count += keys[i] < bound;
-    return static_cast<int32_t>(Lanes<L>::sum(count));
-  }
-  __device__ uint32_t least_from(uint32_t bound) const {
-    uint32_t least = kAbsent<float>;
+  for (int j = 0; j < kSize; j += kWide) {
+    float piece[kWide];
+    load_columns(row + j, piece);
 #pragma unroll
-    for (int i = 0; i < R; ++i) least = min(least, keys[i] >= bound ? keys[i] : kAbsent<float>);
-    return Lanes<L>::least(least);
-  }
-  __device__ uint32_t greatest_below(uint32_t bound) const {
-    uint32_t greatest = 0;
-#pragma unroll
-    for (int i = 0; i < R; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
-    return Lanes<L>::greatest(greatest);
-  }
-  // In float32, unlike the ops: a mean over at most 448 rows, where float64 would double the shuffles.
-  __device__ double sum_between(uint32_t low, uint32_t high) const {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < R; ++i) sum += keys[i] > low && keys[i] < high ? from_key<float>(keys[i]) : 0.0f;
-    return Lanes<L>::sum(sum);
-  }
-};
-
-// One row of P floats, in the widest loads that its alignment allows.
-template <int P>
-__device__ inline void load_row(const float* row, float (&out)[P]) {
-  if constexpr (P % 4 == 0) {
-#pragma unroll
-    for (int j = 0; j < P; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(row + j);
-      out[j] = four.x, out[j + 1] = four.y, out[j + 2] = four.z, out[j + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < P; j += 2) {
-      const float2 two = *reinterpret_cast<const float2*>(row + j);
-      out[j] = two.x, out[j + 1] = two.y;
-    }
+    for (int i = 0; i < kWide; ++i) out[j + i] = piece[i];
   }
 }
 
-// L threads hold the rows of one coordinate, R each; a block has 256 / L coordinates in hand. Two blocks share a
-// multiprocessor where their registers allow it.
-template <int M, int L, int R>
-__global__ void __launch_bounds__(kRoundThreads, M <= 3 && R <= 7 ? 2 : 1) pass_kernel(Round r) {
-  constexpr int F = 2 * M + 1, P = 2 * M + 2, kGroups = kRoundThreads / L, kExtra = 4 * M + 1;
-  extern __shared__ double shared[];
-  double* extra = shared;  // (groups, 4M + 1)
-  const int n = static_cast<int>(r.n), lane = threadIdx.x % L, group = threadIdx.x / L;
-  float* factors = reinterpret_cast<float*>(extra + (kGroups * kExtra + 1) / 2 * 2);  // (n, P), 16-byte aligned
-  float* staging = factors + n * P;                                                   // (groups, n)
-  for (int i = threadIdx.x; i < n * P; i += kRoundThreads) factors[i] = r.factors[i];
-  for (int i = threadIdx.x; i < kGroups * kExtra; i += kRoundThreads) extra[i] = 0;
-  const Verdict v = *r.verdict;
-  const int client = static_cast<int>(r.client);
-  unsigned wanted = 0;  // bit i: row i of this thread takes part
-#pragma unroll
-  for (int i = 0; i < R; ++i) {
-    const int k = lane + i * L;
-    if (k < n && (k == client ? v.received : r.estimate && r.seen[k])) wanted |= 1u << i;
+// What the compiler knows of one pass. Sums over rows: each thread of a team has rows of its own, all through the
+// kernel, so that nothing is added up between threads before the end.
+template <int kPairs, typename S, int kThreads_, int kColumns_, int kHeld_>
+struct Pass {
+  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kHeld = kHeld_;
+  static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
+  static constexpr int kClients = kLanes * kHeld;
+  static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
+  static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
+  // Threads of a block: its teams. Where many sums are in registers there are fewer of them.
+  static constexpr int kMost = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
+  static constexpr int kBlocksEach = kThreads > 32 ? 2 : 1;  // of a multiprocessor
+  static constexpr bool kReadsOn = kThreads == 32;           // see Stage
+  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMost / kThreads);
+  using Stored = S;
+
+  static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
+};
+
+// A tile of the history in shared memory. The threads of a warp read and write on past its n clients without asking, up
+// to the number that their shape can hold: what they find there is not used, and there is room for it.
+template <typename P>
+struct Stage {
+  using S = typename P::Stored;
+  S* slots;     // (2m, n, kColumns)
+  float* last;  // (2, n, kColumns): w, g; and room
+
+  __device__ Stage(char* at, int n) {
+    slots = reinterpret_cast<S*>(at);
+    last = reinterpret_cast<float*>(at + slot_bytes(n));
   }
+  __host__ __device__ static int slot_bytes(int n) {
+    return P::kPlanes * n * P::kColumns * static_cast<int>(sizeof(S));
+  }
+  __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
+  __host__ __device__ static int bytes(int n) {
+    const int walked = slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns;
+    const int summed = slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1);
+    return ((walked > summed ? walked : summed) + 15) / 16 * 16;
+  }
+};
+
+// Hides where a value comes from. The compiler would else work all comparisons with it out ahead of the loop, and get
+// each back from a packed register in more instructions than it takes to compare anew.
+__device__ inline int hidden(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// What a round brings to one coordinate.
+struct Coordinate {
+  float model, update, trained_on, previous;
+};
+
+// One team's walk over its tiles: while it works on one, the next is on its way.
+template <typename P>
+__global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r, Scratch scratch) {
+  using S = typename P::Stored;
+  constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kHeld = P::kHeld, kLanes = P::kLanes;
+  constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
+  extern __shared__ char shared[];
+  const int n = static_cast<int>(r.n), client = static_cast<int>(r.client), tiles = static_cast<int>(r.tiles);
+  const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
+  const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
+  float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kFactors)
+  uint32_t* exchange = reinterpret_cast<uint32_t*>(shared + P::kFactorBytes);      // (2, 8)
+  auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, 2)
+  char* stages = reinterpret_cast<char*>(barriers) + P::kBarrierBytes;             // (teams, 2, stage)
+  const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
+  const int stage_bytes = hidden(Stage<P>::bytes(n)), first_stage = hidden(team * 2 * stage_bytes);
+  const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n); };
+
+  const Deliveries<kThreads> deliveries(barriers + 2 * team, rank);
+  __syncthreads();
+  const int stride = gridDim.x * teams;
+  const auto tile_at = [&](int i) { return static_cast<int64_t>(r.backwards ? tiles - 1 - i : i); };
+  const auto fetch = [&](int i, int buffer) {
+    const int64_t tile = tile_at(i), c = tile * kColumns + column;
+    const Stage<P> stage = stage_at(buffer);
+    deliveries.bring(buffer, {stage.slots, static_cast<const char*>(r.slots) + tile * slot_bytes, slot_bytes},
+                     {stage.last, reinterpret_cast<const char*>(r.last) + tile * last_bytes, last_bytes}, i < tiles);
+    Coordinate here{};
+    if (i < tiles && c < r.d) here = {r.model[c], r.update[c], r.trained_on[c], r.previous[c]};
+    return here;
+  };
+  int index = team * gridDim.x + blockIdx.x;  // so that what is left for the last turn is spread over all blocks
+  Coordinate here = fetch(index, 0);
+
+  const Verdict v = *scratch.verdict;
+  for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
+    factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
+  }
+  const Lanes<kThreads, kColumns> lanes{exchange};
+  Ranks<kLanes, kHeld> ranks(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
   __syncthreads();
 
-  float sums[R][F] = {};
-  const int64_t stride = gridDim.x * static_cast<int64_t>(kGroups);
-  for (int64_t base = blockIdx.x * static_cast<int64_t>(kGroups); base < r.d; base += stride) {
-    const bool here = base + group < r.d;  // the threads of a warp walk on together: they meet in every count
-    const int64_t c = here ? base + group : r.d - 1;
-    float* rows = r.history + c * n * P;  // (n, P)
-    float u[R][P];                        // y_0.., s_0.., w, g
-    const float model = r.model[c];
+  const float* own_factors = factors + lane * kFactors;
+  const float inverse_lr = static_cast<float>(1 / r.lr);
+  float slot_sums[P::kSlotSums] = {}, x_sums[P::kXSums] = {};
+  double own_x = 0, own_s = 0, own_y = 0, step_square = 0;
+  for (int turn = 0; index < tiles; index += stride, ++turn) {
+    const int buffer = turn % 2;
+    const Coordinate next_here = fetch(index + stride, buffer ^ 1);
+    deliveries.wait(buffer, turn / 2);
+    const Stage<P> stage = stage_at(buffer);
+
+    const float received = here.update * v.clip;
+    const float old_w = stage.last[client * kColumns + column], old_g = stage.last[plane + client * kColumns + column];
+
+    // Estimates of the clients lane, lane + kLanes, ..; then x = model - w takes the place of w.
+    uint32_t keys[kHeld];
+    float x[kHeld];
+    const S* u[kPlanes];  // this thread's first client in each plane; its next ones are kThreads apart
 #pragma unroll
-    for (int i = 0; i < R; ++i) load_row<P>(rows + (lane + i * L < n ? lane + i * L : n - 1) * P, u[i]);
-    float x[R];
-    uint32_t keys[R];
+    for (int j = 0; j < kPlanes; ++j) u[j] = stage.slots + hidden(rank + j * plane);
+    float *w = stage.last + rank, *g = stage.last + hidden(rank + plane);
+    const int own = hidden(client - lane), left = hidden(n - lane);
 #pragma unroll
-    for (int i = 0; i < R; ++i) {
-      const int k = lane + i * L < n ? lane + i * L : n - 1;
-      float factor[P];
-      load_row<P>(factors + k * P, factor);
-      x[i] = model - u[i][2 * M];
-      float estimate = u[i][2 * M + 1] + factor[2 * M] * x[i];
+    for (int i = 0; i < kHeld; ++i) {
+      float estimate = received;
+      if (P::kReadsOn || i * kLanes < left) {
+        float factor[kFactors];
+        load_row(own_factors + i * kLanes * kFactors, factor);
+        x[i] = here.model - w[i * kThreads];
+        estimate = g[i * kThreads] + factor[kPlanes] * x[i];
 #pragma unroll
-      for (int j = 0; j < 2 * M; ++j) estimate += factor[j] * u[i][j];
-      if (k == client) estimate = r.update[c] * v.clip;
-      keys[i] = wanted >> i & 1 ? to_key(estimate) : kAbsent<float>;
+        for (int j = 0; j < kPlanes; ++j) estimate += factor[j] * widened(u[j][i * kThreads]);
+      }
+      keys[i] = ranks.key(i, i * kLanes == own ? received : estimate);
+    }
+    if constexpr (P::kReadsOn) __syncwarp();
+    const int replaced = v.stored ? own : -1;  // a block does not meet before its first thread has read what is there
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (P::kReadsOn || (i * kLanes < left && i * kLanes != replaced)) w[i * kThreads] = x[i];
     }
 
-    const float direction = reduce_column<float>(HeldColumn<L, R>{keys}, r.rule, r.trim);
-    float next = model - static_cast<float>(r.lr * direction);
-    if (!isfinite(next)) next = model;  // a coordinate that would leave the floats stays
-    if (!here) continue;
-    const float step = next - model;
-    if (lane == 0) {
+    // A median moves little from round to round: look for it where the last step says that it was.
+    const float guess = (here.previous - here.model) * inverse_lr;
+    const float direction = ranks.reduce(lanes, keys, r.rule, r.trim, guess);
+    const int64_t tile = tile_at(index), c = tile * kColumns + column;
+    const bool inside = c < r.d;
+    const float next = stepped(r, here.model, direction), step = inside ? next - here.model : 0.0f;
+    if constexpr (P::kReadsOn) __syncwarp();  // a block has met in the rule
+    if (lane == 0 && inside) {
       r.next_model[c] = next;
-      extra[group * kExtra + 4 * M] += static_cast<double>(step) * step;
-    }
-#pragma unroll
-    for (int i = 0; i < R; ++i) {
-      const int k = lane + i * L;
-      float along = step;
-      if (k == client && v.stored) {  // its row becomes that of this upload, and x is taken afresh
-        float* row = rows + k * P;
-        const float w = r.trained_on[c], g = r.update[c] * v.clip;
-        const float s = w - row[2 * M], y = g - row[2 * M + 1];
-        along = x[i] = next - w;
-        row[2 * M] = w;
-        row[2 * M + 1] = g;
+      step_square += static_cast<double>(step) * step;
+      if (v.stored) {  // the client's row becomes that of this upload, here and in the history
+        const int at = client * kColumns + column;
+        float* last = r.last + tile * 2 * plane + at;
+        S* slots = static_cast<S*>(r.slots) + tile * kPlanes * plane + at;
+        last[0] = here.trained_on;
+        last[plane] = received;
+        stage.last[at] = next - here.trained_on;
         if (v.pushed) {
-          row[v.slot] = y;
-          row[M + v.slot] = s;
-#pragma unroll
-          for (int j = 0; j < 2 * M; ++j) {
-            if (j % M == v.slot) u[i][j] = j < M ? y : s;
-            extra[group * kExtra + j] += static_cast<double>(s) * u[i][j];
-            extra[group * kExtra + 2 * M + j] += static_cast<double>(y) * u[i][j];
-          }
+          const float y = (received - old_g) / v.y_scale, s = (here.trained_on - old_w) / v.s_scale;
+          store(slots + v.slot * plane, y);
+          store(slots + (kPairs + v.slot) * plane, s);
+          store(stage.slots + v.slot * plane + at, y);
+          store(stage.slots + (kPairs + v.slot) * plane + at, s);
         }
       }
-#pragma unroll
-      for (int j = 0; j < 2 * M; ++j) sums[i][j] += u[i][j] * along;
-      sums[i][2 * M] += x[i] * along;
     }
+    float steps[kColumns];
+    lanes.spread(step, steps);
+    team_sync<kThreads>();
+
+    // Products of every row with the step, and of the client's new rows with each other.
+    const S* slot_rows = stage.slots + rank * kColumns;
+    const float* x_rows = stage.last + rank * kColumns;
+#pragma unroll
+    for (int q = 0; q < P::kSlotSums; ++q) {
+      float row[kColumns];
+      load_columns(slot_rows + q * kThreads * kColumns, row);
+      slot_sums[q] = add_dot(slot_sums[q], row, steps);
+    }
+#pragma unroll
+    for (int q = 0; q < P::kXSums; ++q) {
+      float row[kColumns];
+      load_columns(x_rows + q * kThreads * kColumns, row);
+      x_sums[q] = add_dot(x_sums[q], row, steps);
+    }
+    if (v.stored && rank <= kPlanes) {
+      const auto own_row = [&](int j, float (&out)[kColumns]) {
+        if (j == kPlanes) return load_columns(stage.last + client * kColumns, out);
+        load_columns(stage.slots + (j * n + client) * kColumns, out);
+      };
+      float row[kColumns], with[kColumns];
+      own_row(rank, row);
+      own_row(kPlanes, with);
+      own_x += add_dot(0.0f, row, with);
+      if (v.pushed) {
+        own_row(kPairs + v.slot, with);
+        own_s += add_dot(0.0f, row, with);
+        own_row(v.slot, with);
+        own_y += add_dot(0.0f, row, with);
+      }
+    }
+    deliveries.release();
+    team_sync<kThreads>();
+    here = next_here;
   }
 
-  // The groups of a block have seen different coordinates of the same clients: add them up, in order.
-  double* changes = r.changes + blockIdx.x;
-  for (int j = 0; j < F; ++j) {
-    __syncthreads();
+  // The teams of a block have seen different coordinates of the same rows: add them up, in order.
+  __syncthreads();
+  const PassSums at{n, kPairs};
+  const int rows = static_cast<int>(at.own_x(0)), count = static_cast<int>(at.count()), owned = count - rows;
+  double* own = reinterpret_cast<double*>(stages);                // (teams, owned)
+  float* staged = reinterpret_cast<float*>(own + teams * owned);  // (teams, rows)
 #pragma unroll
-    for (int i = 0; i < R; ++i) {
-      const int k = lane + i * L;
-      if (k < n) staging[group * n + k] = sums[i][j];
-    }
-    __syncthreads();
-    for (int k = threadIdx.x; k < n; k += kRoundThreads) {
-      double sum = 0;
-      for (int g = 0; g < kGroups; ++g) sum += staging[g * n + k];
-      changes[(static_cast<int64_t>(k) * F + j) * gridDim.x] = sum;
-    }
+  for (int q = 0; q < P::kSlotSums; ++q) {
+    const int row = rank + q * kThreads;
+    if (row < kPlanes * n) staged[team * rows + row] = slot_sums[q];
   }
-  for (int j = threadIdx.x; j < kExtra; j += kRoundThreads) {
+#pragma unroll
+  for (int q = 0; q < P::kXSums; ++q) {
+    const int k = rank + q * kThreads;
+    if (k < n) staged[team * rows + kPlanes * n + k] = x_sums[q];
+  }
+  if (rank <= kPlanes) own[team * owned + rank] = own_x;
+  if (rank < kPlanes) {
+    own[team * owned + kPlanes + 1 + rank] = own_s;
+    own[team * owned + 2 * kPlanes + 1 + rank] = own_y;
+  }
+#pragma unroll
+  for (int distance = 1; distance < kColumns; distance *= 2) {
+    step_square += __shfl_xor_sync(~0u, step_square, distance);
+  }
+  if (rank == 0) own[team * owned + owned - 1] = step_square;
+  __syncthreads();
+  double* changes = scratch.changes + blockIdx.x * static_cast<int64_t>(count);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
     double sum = 0;
-    for (int g = 0; g < kGroups; ++g) sum += extra[g * kExtra + j];
-    changes[(static_cast<int64_t>(n) * F + j) * gridDim.x] = sum;
+    for (int t = 0; t < teams; ++t) sum += i < rows ? staged[t * rows + i] : own[t * owned + i - rows];
+    changes[i] = sum;
   }
+}
+
+// Calls f with the Pass for so many clients and pairs.
+template <int kPairs, typename S, typename F>
+void visit_shape(const Shape& shape, const F& f) {
+  if constexpr (kPairs == kDefaultMemory) {
+    if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
+    if (shape.held == 7) return f(Pass<kPairs, S, 32, 1, 7>());
+    if (shape.held == 10) return f(Pass<kPairs, S, 32, 1, 10>());
+  }
+  if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
+  if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
+  f(Pass<kPairs, S, 256, 1, 4>());
+}
+template <typename S, typename F>
+void visit_pass(int64_t n, int64_t m, const F& f) {
+  const Shape shape = shape_of(n, m);
+  switch (m) {
+    case 1: return visit_shape<1, S>(shape, f);
+    case 2: return visit_shape<2, S>(shape, f);
+    case 3: return visit_shape<3, S>(shape, f);
+    case 4: return visit_shape<4, S>(shape, f);
+    default: visit_shape<5, S>(shape, f);
+  }
+}
+
+// As many teams in a block as shared memory feeds, and blocks to fill the GPU once.
+template <typename S>
+PassPlan plan_pass(const Launcher& launch, const Round& r) {
+  PassPlan plan{};
+  visit_pass<S>(r.n, r.m, [&](auto pass) {
+    using P = decltype(pass);
+    const int n = static_cast<int>(r.n);
+    const int64_t fixed = P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes, each_team = 2 * Stage<P>::bytes(n);
+    const int64_t most = launch.most_shared(), fed = (most - fixed) / each_team, most_teams = P::kMost / P::kThreads;
+    const int64_t teams = fed < most_teams ? fed : most_teams;
+    if (fixed > most || teams < 1) {
+      throw std::runtime_error("secureafl::step_: a coordinate of " + std::to_string(r.n) + " clients does not fit " +
+                               "this GPU's shared memory of " + std::to_string(most) + " bytes");
+    }
+    plan.threads = teams * P::kThreads;
+    plan.shared_bytes = fixed + teams * each_team;
+    const int64_t each = P::kBlocksEach > 1 ? launch.blocks_fed(plan.shared_bytes, P::kBlocksEach) : 1;
+    const int64_t needed = (r.tiles + teams - 1) / teams, room = launch.multiprocessors() * each;
+    plan.blocks = needed < 1 ? 1 : needed < room ? needed : room;
+  });
+  return plan;
+}
+
+template <typename S>
+void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
+  visit_pass<S>(r.n, r.m, [&](auto pass) {
+    launch(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r, scratch);
+  });
 }
 
 }  // namespace secureafl::cuda

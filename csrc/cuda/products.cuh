@@ -85,8 +85,10 @@ __global__ void products_kernel(History<T> h, Wanted wanted, Chunks chunks, doub
 }
 
 struct WarpTeam {
+  static constexpr int kSize = 32, kDown = 4, kAcross = 8;
   __device__ int rank() const { return threadIdx.x; }
-  __device__ int size() const { return 32; }
+  __device__ int down() const { return threadIdx.x / kAcross; }
+  __device__ int across() const { return threadIdx.x % kAcross; }
   __device__ void sync() const { __syncwarp(); }
 };
 

@@ -9,10 +9,13 @@
 #define SECUREAFL_KIND device_code
 #define SECUREAFL_FN __device__ __forceinline__
 #define SECUREAFL_BOTH __host__ __device__ constexpr  // what the host needs beside a launch
+// A loop that is to stay one: code that a kernel runs through once takes longer to fetch than to execute.
+#define SECUREAFL_ROLLED _Pragma("unroll 1")
 #else
 #define SECUREAFL_KIND host_code
 #define SECUREAFL_FN inline
 #define SECUREAFL_BOTH constexpr
+#define SECUREAFL_ROLLED
 #endif
 
 namespace secureafl {

@@ -47,12 +47,12 @@ struct Wanted {
   SECUREAFL_BOTH bool operator()(int64_t k) const { return k != except && (seen == nullptr || seen[k]); }
 };
 
-SECUREAFL_BOTH int64_t rows_of(int64_t pairs) { return 2 * pairs + 1; }
-SECUREAFL_BOTH int64_t packed(int64_t row, int64_t column) {
-  const int64_t high = row > column ? row : column, low = row + column - high;
+SECUREAFL_BOTH int rows_of(int pairs) { return 2 * pairs + 1; }
+SECUREAFL_BOTH int packed(int row, int column) {
+  const int high = row > column ? row : column, low = row + column - high;
   return high * (high + 1) / 2 + low;
 }
-SECUREAFL_BOTH int64_t products_of(int64_t pairs) { return packed(rows_of(pairs), 0) + 1; }
+SECUREAFL_BOTH int products_of(int pairs) { return packed(rows_of(pairs), 0) + 1; }
 
 // One coordinate of one row of that Gram matrix, and of g at row 2p + 1.
 template <typename T>
@@ -63,36 +63,46 @@ SECUREAFL_FN double row_value(const History<T>& h, int64_t k, int64_t pairs, int
   return h.g(k)[c];
 }
 
-// Threads that work on one small matrix together. On the host it is one; on the device a warp.
+// Threads that work on one small matrix together, in a row or as a grid. On the host it is one; on the device a warp.
 struct Solo {
+  static constexpr int kSize = 1, kDown = 1, kAcross = 1;
   SECUREAFL_FN int rank() const { return 0; }
-  SECUREAFL_FN int size() const { return 1; }
+  SECUREAFL_FN int down() const { return 0; }
+  SECUREAFL_FN int across() const { return 0; }
   SECUREAFL_FN void sync() const {}
 };
 
 // Solves in place the `size` equations of a (size, size + 1), right-hand side last: Gauss-Jordan with partial
 // pivoting. False if singular or not finite; every member of the team returns the same.
 template <typename Team>
-SECUREAFL_FN bool solve(const Team& team, double* a, int64_t size) {
-  const int64_t width = size + 1;
-  for (int64_t step = 0; step < size; ++step) {
-    int64_t pivot = step;
-    for (int64_t row = step + 1; row < size; ++row) {
-      if (fabs(a[row * width + step]) > fabs(a[pivot * width + step])) pivot = row;
+SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
+  const int width = size + 1;
+  SECUREAFL_ROLLED
+  for (int step = 0; step < size; ++step) {
+    int pivot = step;
+    double largest = fabs(a[step * width + step]);
+    for (int row = step + 1; row < size; ++row) {
+      const double here = fabs(a[row * width + step]);
+      if (here > largest) pivot = row;
+      if (here > largest) largest = here;
     }
     const double value = a[pivot * width + step];
     if (value == 0 || !isfinite(value)) return false;
     team.sync();
-    for (int64_t column = step + team.rank(); column < width; column += team.size()) {
+    SECUREAFL_ROLLED
+    for (int column = step + team.rank(); column < width; column += Team::kSize) {
       const double swapped = a[pivot * width + column];
       a[pivot * width + column] = a[step * width + column];
       a[step * width + column] = swapped / value;
     }
     team.sync();
-    for (int64_t row = team.rank(); row < size; row += team.size()) {
+    // Columns up to `step` are done with: they hold the factors of their rows until the end.
+    SECUREAFL_ROLLED
+    for (int row = team.down(); row < size; row += Team::kDown) {
+      if (row == step) continue;
       const double factor = a[row * width + step];
-      if (row == step || factor == 0) continue;
-      for (int64_t column = step; column < width; ++column) {
+      SECUREAFL_ROLLED
+      for (int column = step + 1 + team.across(); column < width; column += Team::kAcross) {
         a[row * width + column] -= factor * a[step * width + column];
       }
     }
@@ -102,15 +112,15 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int64_t size) {
 }
 
 // One element of the symmetric M.
-SECUREAFL_FN double middle_matrix(const double* gram, int64_t pairs, double scale, int64_t row, int64_t column) {
-  const int64_t high = row > column ? row : column, low = row + column - high;
+SECUREAFL_FN double middle_matrix(const double* gram, int pairs, double scale, int row, int column) {
+  const int high = row > column ? row : column, low = row + column - high;
   if (low >= pairs) return scale * gram[packed(high, low)];                     // mu S'S
   if (high < pairs) return high == low ? -gram[packed(high + pairs, low)] : 0;  // -D
   return high - pairs > low ? gram[packed(high, low)] : 0;                      // L, strictly lower
 }
 
 // Doubles of scratch that `coefficients` needs.
-SECUREAFL_BOTH int64_t scratch_of(int64_t pairs) { return 2 * pairs * (2 * pairs + 1); }
+SECUREAFL_BOTH int scratch_of(int pairs) { return 2 * pairs * (2 * pairs + 1); }
 
 // What became of a client's correction. Python knows these as ops.STATUS.
 enum class Status : int32_t {
@@ -126,42 +136,49 @@ SECUREAFL_BOTH bool is_corrected(Status status) { return status == Status::kCorr
 // Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
 // a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side.
 template <typename Team>
-SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int64_t pairs, double trust, double* a,
+SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs, double trust, double* a,
                                  double* out) {
   if (pairs == 0) return Status::kNoPairs;
-  const int64_t size = 2 * pairs, width = size + 1, x = size;
+  const int size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
 
-  for (int64_t row = team.rank(); row < size; row += team.size()) {
-    for (int64_t column = 0; column < size; ++column) {
-      a[row * width + column] = middle_matrix(gram, pairs, scale, row, column);
+  SECUREAFL_ROLLED
+  for (int row = team.down(); row < size; row += Team::kDown) {
+    SECUREAFL_ROLLED
+    for (int column = team.across(); column < width; column += Team::kAcross) {
+      a[row * width + column] = column < size ? middle_matrix(gram, pairs, scale, row, column)
+                                              : (row < pairs ? 1 : scale) * gram[packed(x, row)];
     }
-    a[row * width + size] = (row < pairs ? 1 : scale) * gram[packed(x, row)];
   }
   team.sync();
   if (!solve(team, a, size)) return Status::kFallback;
 
-  for (int64_t row = team.rank(); row < size; row += team.size()) {
+  SECUREAFL_ROLLED
+  for (int row = team.rank(); row < size; row += Team::kSize) {
     out[row] = -(row < pairs ? 1 : scale) * a[row * width + size];
   }
   if (team.rank() == 0) out[x] = scale;
   team.sync();
 
-  // |B x|^2 is a quadratic form in the same products: no second pass over d.
-  double square = 0;
-  for (int64_t row = 0; row <= size; ++row) {
+  // |B x|^2 is a quadratic form in the same products: no second pass over d. a (2 pairs + 1): its part of each row.
+  SECUREAFL_ROLLED
+  for (int row = team.rank(); row <= size; row += Team::kSize) {
     double part = 0;
-    for (int64_t column = 0; column <= size; ++column) {
-      part += gram[packed(row, column)] * out[column];
-    }
-    square += out[row] * part;
+    SECUREAFL_ROLLED
+    for (int column = 0; column <= size; ++column) part += gram[packed(row, column)] * out[column];
+    a[row] = out[row] * part;
   }
+  team.sync();
+  double square = 0;
+  SECUREAFL_ROLLED
+  for (int row = 0; row <= size; ++row) square += a[row];
   const double g_square = gram[packed(x + 1, 0)];
   if (!isfinite(square) || !isfinite(g_square)) return Status::kFallback;
   const double norm = sqrt(fmax(square, 0.0)), most = trust * sqrt(g_square);
   team.sync();
   if (!(norm > most)) return Status::kCorrected;
-  for (int64_t row = team.rank(); row <= size; row += team.size()) out[row] *= most / norm;
+  SECUREAFL_ROLLED
+  for (int row = team.rank(); row <= size; row += Team::kSize) out[row] *= most / norm;
   return Status::kCapped;
 }
 

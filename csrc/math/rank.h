@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "host_device.h"
 
@@ -12,7 +13,8 @@
 // A value becomes an unsigned key of the same order: -inf < .. < -0 < +0 < .. < +inf < NaN, every NaN alike.
 // A row that takes no part carries kAbsent, which no bound exceeds, so it is never counted and never summed.
 //
-// A Column answers two questions about its keys; how (a loop, a warp) is its own business:
+// A Column answers questions about its keys; how (a loop, a warp) is its own business:
+//   int32_t kept()                            how many rows take part: keys < kAbsent
 //   int32_t count_below(Key bound)            how many keys are < bound
 //   Key     least_from(Key bound)             the smallest key >= bound
 //   Key     greatest_below(Key bound)         the largest key < bound
@@ -50,11 +52,13 @@ constexpr Key<T> kSign = Key<T>(1) << (8 * sizeof(T) - 1);
 template <typename T>
 constexpr Key<T> kAbsent = ~Key<T>(0);
 
-// Both by choosing what to flip, not by branching: loops over them vectorise.
+// Both by working out what to flip, not by branching: loops over them vectorise.
 template <typename T>
 SECUREAFL_FN Key<T> to_key(T value) {
+  using Signed = std::make_signed_t<Key<T>>;
   const auto bits = bits_of<Key<T>>(value);
-  const Key<T> key = bits ^ (bits & kSign<T> ? ~Key<T>(0) : kSign<T>);
+  const Key<T> all_if_negative = static_cast<Key<T>>(static_cast<Signed>(bits) >> (8 * sizeof(T) - 1));
+  const Key<T> key = bits ^ (all_if_negative | kSign<T>);
   return value == value ? key : kAbsent<T> - 1;
 }
 
@@ -64,18 +68,28 @@ SECUREAFL_FN T from_key(Key<T> key) {
 }
 
 // The key of the given rank (0: smallest) among `kept`: bit by bit, the largest bound with at most `rank` keys below
-// it. Once a bound cuts off all ranks on one side the key is its neighbour: some dozen steps in place of 32.
+// it. Once a bound cuts off all ranks on one side the key is its neighbour: some ten steps in place of 32. Equal keys
+// cannot be cut apart, so now and then the smallest one left is tried itself.
 template <typename T, typename Column>
 SECUREAFL_FN Key<T> select(const Column& column, int32_t rank, int32_t kept) {
+  constexpr Key<T> kTries = kSign<T> >> 8 | kSign<T> >> 12 | kSign<T> >> 16 | kSign<T> >> 22;
   bool found = rank == 0 || rank == kept - 1, above = rank == 0;
   Key<T> key = 0, bound = above ? 0 : kAbsent<T>;  // the answer: the smallest key from bound, or the largest below it
   for (Key<T> bit = kSign<T>; bit != 0 && !column.all(found); bit >>= 1) {
     const int32_t below = column.count_below(key | bit);
-    if (found) continue;
-    found = below == rank || below == rank + 1;
-    above = below <= rank;
-    if (found || above) bound = key | bit;
-    if (above) key |= bit;
+    if (!found) {
+      found = below == rank || below == rank + 1;
+      above = below <= rank;
+      if (found || above) bound = key | bit;
+      if (above) key |= bit;
+    }
+    if (!(bit & kTries)) continue;
+    const Key<T> least = column.least_from(key);
+    const bool is_it = column.count_below(least + 1) > rank;
+    if (!found && is_it) {
+      found = above = true;
+      bound = least;
+    }
   }
   if (!found) {
     bound = key;
@@ -83,6 +97,23 @@ SECUREAFL_FN Key<T> select(const Column& column, int32_t rank, int32_t kept) {
   }
   const Key<T> least = column.least_from(bound), greatest = column.greatest_below(bound);
   return above ? least : greatest;
+}
+
+// The same from a guess: from one key to its neighbour until the rank is met, or after some steps by the search. For a
+// column that has its threads to itself, since the way depends on the keys.
+template <typename T, typename Column>
+SECUREAFL_FN Key<T> select_near(const Column& column, int32_t rank, int32_t kept, Key<T> guess) {
+  constexpr int kSteps = 4;
+  Key<T> bound = guess;
+  int32_t below = column.count_below(bound);
+  for (int step = 0; step < kSteps; ++step) {
+    const bool up = below <= rank;
+    const Key<T> key = up ? column.least_from(bound) : column.greatest_below(bound);
+    bound = up ? key + 1 : key;
+    below = column.count_below(bound);
+    if (up == (below > rank)) return key;
+  }
+  return select<T>(column, rank, kept);
 }
 
 // (a + b) / 2 without the overflow of a + b; a float's sum cannot overflow in double.
@@ -100,16 +131,23 @@ SECUREAFL_FN int32_t dropped(Rule rule, int32_t trim, int32_t kept) {
   return rule == Rule::kTrimmedMean ? trim : 0;
 }
 
+// A key that the median may be close to.
+template <typename T>
+struct Guess {
+  bool given = false;
+  Key<T> key = 0;
+};
+
 // Mean of the values whose ranks lie in [trim, kept - trim); zero if there are none.
 template <typename T, typename Column>
-SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim) {
-  const int32_t kept = column.count_below(kAbsent<T>);
+SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim, Guess<T> guess = {}) {
+  const int32_t kept = column.kept();
   const int32_t first = dropped(rule, trim < kept ? static_cast<int32_t>(trim) : kept, kept), last = kept - first - 1;
   const int32_t left = last - first + 1;
   if (left <= 0) return T(0);
   if (rule == Rule::kMean) return static_cast<T>(column.sum_between(0, kAbsent<T>) / left);
 
-  const Key<T> low = select<T>(column, first, kept);
+  const Key<T> low = guess.given ? select_near<T>(column, first, kept, guess.key) : select<T>(column, first, kept);
   if (left == 1) return from_key<T>(low);
   const int32_t low_end = column.count_below(low + 1);
   if (left == 2) {

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+// Sums over many tiles, in parts that do not depend on who works on them.
+
+namespace secureafl::cpu {
+
+// How `size` things are cut: into at most 64 chunks of at least `least` each.
+struct Chunks {
+  int64_t size, count;
+
+  Chunks(int64_t size, int64_t least) : size(size), count(std::clamp<int64_t>(size / least, 1, 64)) {}
+  int64_t begin(int64_t chunk) const { return size * chunk / count; }
+  int64_t end(int64_t chunk) const { return begin(chunk + 1); }
+};
+
+// parts (chunks, count) -> their sums (count), in order.
+inline std::vector<double> sum_chunks(const std::vector<double>& parts, int64_t count) {
+  std::vector<double> sums(static_cast<size_t>(count));
+  for (auto part = parts.begin(); part != parts.end(); part += count) {
+    for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+  }
+  return sums;
+}
+
+}  // namespace secureafl::cpu

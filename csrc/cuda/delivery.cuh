@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+// Tiles brought into shared memory behind the threads' backs, into two buffers in turn. From 9.0 on the copy engine
+// fetches a tile at one thread's word and a barrier in shared memory tells when it is there; before that each thread
+// fetches pieces of 16 bytes and waits for its own.
+
+namespace secureafl::cuda {
+
+template <int kThreads>
+__device__ inline void team_sync() {
+  if constexpr (kThreads == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// A multiple of 16 bytes, at addresses that are.
+struct Piece {
+  void* to;
+  const char* from;
+  int size;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+template <int kThreads>
+class Deliveries {
+ public:
+  // barriers (2): this team's. Followed by a barrier of all threads.
+  __device__ Deliveries(uint64_t* barriers, int rank)
+      : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), rank_(rank) {
+    if (rank != 0) return;
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at_ + 8 * buffer) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+
+  // Two pieces of memory to a buffer that `release` has given back; nothing if there is no tile left.
+  __device__ void bring(int buffer, const Piece& one, const Piece& two, bool any) const {
+    if (rank_ != 0 || !any) return;
+    const uint32_t barrier = at_ + 8 * buffer;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(one.size + two.size)
+                 : "memory");
+    for (const Piece& piece : {one, two}) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(piece.to));
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                   "l"(piece.from), "r"(piece.size), "r"(barrier)
+                   : "memory");
+    }
+  }
+
+  // For what was brought to a buffer; `turn` counts its deliveries.
+  __device__ void wait(int buffer, int turn) const {
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "AGAIN_%=:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+        "@!there bra AGAIN_%=;\n"
+        "}" ::"r"(at_ + 8 * buffer),
+        "r"(turn & 1)
+        : "memory");
+  }
+
+  // What the threads have done to a buffer comes before what the copy engine does to it next.
+  __device__ void release() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+ private:
+  uint32_t at_;
+  int rank_;
+};
+
+#else
+
+template <int kThreads>
+class Deliveries {
+ public:
+  __device__ Deliveries(uint64_t*, int rank) : rank_(rank) {}
+
+  __device__ void bring(int, const Piece& one, const Piece& two, bool any) const {
+    for (const Piece& piece : {one, two}) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(piece.to));
+      for (int at = 16 * rank_; any && at < piece.size; at += 16 * kThreads) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(piece.from + at) : "memory");
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  __device__ void wait(int, int) const {  // all groups but the last one, which is the next tile's
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    team_sync<kThreads>();
+  }
+  __device__ void release() const {}
+
+ private:
+  int rank_;
+};
+
+#endif
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,8 @@
+#include "pass.cuh"
+
+namespace secureafl::cuda {
+
+template PassPlan plan_pass<float>(const Launcher&, const Round&);
+template void launch_pass<float>(const Launcher&, const PassPlan&, const Round&, const Scratch&);
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "../math/round.h"
+#include "launch.cuh"
+
+// What round.cu asks of the files that build the pass, one for each type that pairs are stored in.
+
+namespace secureafl::cuda {
+
+// What the kernels of a round hand on to each other.
+struct Scratch {
+  double* judged;    // (kSums, judge blocks)
+  Verdict* verdict;  // ()
+  double* changes;   // (pass blocks, PassSums::count)
+  int64_t pass_blocks;
+};
+
+// How a pass is spread over the GPU.
+struct PassPlan {
+  int64_t blocks, threads, shared_bytes;
+};
+
+// S: float or __half
+template <typename S>
+PassPlan plan_pass(const Launcher& launch, const Round& r);
+template <typename S>
+void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch);
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,251 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "host_device.h"
+#include "lbfgs.h"
+#include "norm.h"
+#include "rank.h"
+#include "verdict.h"
+
+// A whole server round in one pass over the history (spec: section 4), in three steps that both devices share:
+//   judge   sums over the update -> verdict
+//   pass    per coordinate: estimates from the factors, rule, step; sums of all rows with that step; the client's new
+//   row renew   per client: products brought up to date by those sums -> factors for the next round
+//
+// The history lies in tiles of C coordinates, each tile one piece of memory:
+//   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 to be multiplied by `scales`
+//   last  (tiles, 2, n, C)    w, g             float32
+// Pairs lie in ring slots: client k's j-th oldest is in slot (oldest[k] + j) % m. Coordinates past d are zeros.
+
+namespace secureafl::SECUREAFL_KIND {
+
+struct Verdict {
+  Reason reason;
+  bool received;  // the update takes part in the rule
+  bool stored;    // it becomes the client's last
+  bool pushed;    // its pair goes into `slot`
+  int32_t slot;
+  float clip;              // first contact: what g is multiplied by
+  double g_square;         // |g|^2 after that
+  float y_scale, s_scale;  // of the pair in its slot; powers of two
+};
+
+struct Round {
+  // settings
+  double lr, quantile, max_norm, trust;
+  Rule rule;
+  int64_t trim;
+  bool filter, estimate, receive, store_all;
+  // this round
+  const float* update;      // (d)
+  const float* trained_on;  // (d)
+  const float* model;       // (d)
+  const float* previous;    // (d): the model before that, or anything
+  float* next_model;        // (d)
+  int64_t client;
+  bool backwards;  // the order in which tiles are walked: what the last round read last is still in the cache
+  // state
+  int64_t n, m, d, tiles, columns, room;
+  bool half;             // slots are float16
+  void* slots;           // (tiles, 2m, n, columns)
+  float* last;           // (tiles, 2, n, columns)
+  float* scales;         // (n, 2m): what a slot's values are multiplied by; 1 for float32
+  double* gram;          // (n, m (2m + 1)): y and s slots, lower triangle
+  double* along;         // (n, 2m + 2): y.x and s.x per slot, x.x, g.g, with x = model - w
+  float* factors;        // (n, 2m + 2): of y, s as they are stored, of x, and a place left free
+  Status* status;        // (n)
+  int64_t* pairs;        // (n)
+  int64_t* oldest;       // (n)
+  bool* seen;            // (n)
+  double* seen_factors;  // (room), unused: inf
+  int64_t* recorded;     // ()
+  int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
+  unsigned* arrived;     // (): blocks of threads that have judged; zero between rounds
+  // results
+  bool* accepted;  // ()
+  double* factor;  // ()
+  Reason* reason;  // ()
+
+  SECUREAFL_BOTH int64_t planes() const { return 2 * m; }
+  // Whether row k takes part in the rule.
+  SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const { return k == client ? v.received : estimate && seen[k]; }
+};
+
+// Where the sums of a pass lie: over all coordinates, of the step v with every slot as stored and with every x; then,
+// if the client's row is new, of its own slots with its new x, s and y, as stored; and v.v.
+struct PassSums {
+  int64_t n, m;
+
+  SECUREAFL_BOTH int64_t slot(int64_t j, int64_t k) const { return j * n + k; }
+  SECUREAFL_BOTH int64_t x(int64_t k) const { return 2 * m * n + k; }
+  SECUREAFL_BOTH int64_t own_x(int64_t j) const { return (2 * m + 1) * n + j; }  // j = 2m: x.x
+  SECUREAFL_BOTH int64_t own_s(int64_t j) const { return own_x(2 * m + 1) + j; }
+  SECUREAFL_BOTH int64_t own_y(int64_t j) const { return own_s(2 * m) + j; }
+  SECUREAFL_BOTH int64_t step_square() const { return own_y(2 * m); }
+  SECUREAFL_BOTH int64_t count() const { return step_square() + 1; }
+};
+
+// The power of two that brings a row of this squared norm into float16: no value can be larger than the norm, nor than
+// any float, and the smallest normal number lies far below what d values of that norm have on average.
+SECUREAFL_FN float half_scale(double square) {
+  const int exponent = static_cast<int>(bits_of<uint64_t>(square) >> 52) - 1022;  // square < 2^exponent
+  const int scale = (exponent + 1) / 2 - 15;                                      // norm < 2^(scale + 15)
+  const int bounded = scale > 113 ? 113 : scale < -100 ? -100 : scale;            // 2^(113 + 15): no float reaches it
+  return square > 0 ? bits_of<float>(static_cast<uint32_t>(127 + bounded) << 23) : 1.0f;
+}
+
+// What the server knows of the client before it decides.
+struct Standing {
+  bool known;
+  int64_t recorded;     // factors ever put into Q
+  int32_t held, place;  // how many of them Q holds, and where the next one goes
+  int32_t pairs, oldest;
+};
+
+SECUREAFL_FN Standing standing_of(const Round& r) {
+  const int64_t recorded = *r.recorded;
+  return {r.seen[r.client],
+          recorded,
+          static_cast<int32_t>(recorded < r.room ? recorded : r.room),
+          static_cast<int32_t>(recorded < r.room ? recorded : recorded % r.room),
+          static_cast<int32_t>(r.pairs[r.client]),
+          static_cast<int32_t>(r.oldest[r.client])};
+}
+
+// The factor of this update, or NaN where there is none.
+SECUREAFL_FN double factor_of(const Standing& before, const double* sums) {
+  return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
+}
+
+// Whether place i of Q, of those held, has a factor below this one, which itself takes a place.
+SECUREAFL_FN bool lies_below(const Round& r, const Standing& before, int i, double factor) {
+  return i != before.place && r.seen_factors[i] < factor;
+}
+
+// Of one client's correction, for the counts: capped, or given up.
+SECUREAFL_FN bool counts_as(const Round& r, int64_t k, Status status) {
+  return k != r.client && r.estimate && r.seen[k] && r.status[k] == status;
+}
+
+// From the sums over the update to what is done with it, and the factor into Q. By one thread; `below` of Q's factors
+// lie below this one, `capped` and `fallbacks` corrections count as such.
+SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, int64_t below, int64_t capped,
+                            int64_t fallbacks) {
+  const bool known = before.known;
+  const double factor = factor_of(before, sums);
+  const bool defined = has_factor(sums, known);
+  if (defined) r.seen_factors[before.place] = factor;
+  if (defined) *r.recorded = before.recorded + 1;
+  Verdict v{};
+  v.reason = judge(sums, known, r.filter, below, before.held + (defined && before.held < r.room), r.quantile);
+  const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
+  v.received = accepted && r.receive;
+  v.stored = r.store_all ? finite : accepted;
+  v.pushed = v.stored && known && has_curvature(sums);
+  v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
+  v.g_square = sums[kGG] * v.clip * v.clip;
+  v.y_scale = r.half ? half_scale(sums[kYY]) : 1.0f;
+  v.s_scale = r.half ? half_scale(sums[kSS]) : 1.0f;
+  const bool full = before.pairs == r.m;
+  v.slot = full ? before.oldest : before.pairs;
+  if (v.pushed) {
+    r.pairs[r.client] = before.pairs + !full;
+    r.oldest[r.client] = full ? (before.oldest + 1) % static_cast<int32_t>(r.m) : before.oldest;
+    r.scales[r.client * r.planes() + v.slot] = v.y_scale;
+    r.scales[r.client * r.planes() + r.m + v.slot] = v.s_scale;
+  }
+  *r.accepted = accepted;
+  *r.factor = factor;
+  *r.reason = v.reason;
+  r.counts[0] += accepted;
+  r.counts[1] += !accepted;
+  r.counts[2] += !finite;
+  r.counts[3] += capped;
+  r.counts[4] += fallbacks;
+  return v;
+}
+
+// A coordinate's next value; one that would leave the floats stays.
+SECUREAFL_FN float stepped(const Round& r, float model, float direction) {
+  const float next = model - static_cast<float>(r.lr * direction);
+  return isfinite(next) ? next : model;
+}
+
+// Doubles of scratch that `solve_client` needs.
+SECUREAFL_BOTH int solve_scratch(int m) { return products_of(m) + scratch_of(m) + rows_of(m); }
+
+// From the products of client k to the factors of its next estimate.
+template <typename Team>
+SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, double* shared) {
+  const int m = static_cast<int>(r.m), rows = 2 * m;
+  double* gram = shared;                               // (products_of(m)): in the order of age, as lbfgs.h wants it
+  double* scratch = gram + products_of(m);             // (scratch_of(m))
+  double* out = scratch + scratch_of(m);               // (2m + 1)
+  const double* slots = r.gram + k * packed(rows, 0);  // in the order of slots
+  const double* along = r.along + k * (rows + 2);
+  const int pairs = static_cast<int>(r.pairs[k]), oldest = static_cast<int>(r.oldest[k]);
+  const auto slot_of = [&](int row) {  // of the row-th in age: y's first, then s's
+    const int age = oldest + (row < pairs ? row : row - pairs);
+    return (row < pairs ? 0 : m) + (age < m ? age : age - m);
+  };
+  SECUREAFL_ROLLED
+  for (int row = team.down(); row <= 2 * pairs; row += Team::kDown) {
+    SECUREAFL_ROLLED
+    for (int column = team.across(); column <= row && column < 2 * pairs; column += Team::kAcross) {
+      const int slot = slot_of(column);
+      gram[packed(row, column)] = row < 2 * pairs ? slots[packed(slot_of(row), slot)] : along[slot];
+    }
+  }
+  if (team.rank() == 0) {
+    gram[packed(2 * pairs, 2 * pairs)] = along[rows];
+    gram[packed(2 * pairs + 1, 0)] = along[rows + 1];
+  }
+  team.sync();
+  const Status status = r.seen[k] ? coefficients(team, gram, pairs, r.trust, scratch, out) : Status::kAbsent;
+  team.sync();
+  float* factors = r.factors + k * (rows + 2);
+  SECUREAFL_ROLLED
+  for (int j = team.rank(); j <= rows; j += Team::kSize) factors[j] = 0;
+  team.sync();
+  if (is_corrected(status)) {
+    SECUREAFL_ROLLED
+    for (int row = team.rank(); row < 2 * pairs; row += Team::kSize) {
+      const int slot = slot_of(row);
+      factors[slot] = static_cast<float>(out[row] * r.scales[k * rows + slot]);
+    }
+    if (team.rank() == 0) factors[rows] = static_cast<float>(out[2 * pairs]);
+  }
+  if (team.rank() == 0) r.status[k] = status;
+}
+
+// Brings the products of client k up to date by what the pass has summed: of its slots and its x with the step
+// (2m + 1), and from PassSums::own_x(0) on.
+template <typename Team>
+SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict& v, int64_t k, const double* with_step,
+                                 const double* own) {
+  const int m = static_cast<int>(r.m), rows = 2 * m;
+  const float* scales = r.scales + k * rows;
+  double* gram = r.gram + k * packed(rows, 0);
+  double* along = r.along + k * (rows + 2);
+  const bool fresh = k == r.client && v.stored;
+  const double *own_s = own + rows + 1, *own_y = own_s + rows, step_square = own_y[rows];
+  SECUREAFL_ROLLED
+  for (int j = team.rank(); j < rows; j += Team::kSize) {
+    const double scale = scales[j];
+    along[j] = fresh ? scale * own[j] : along[j] + scale * with_step[j];
+    if (!fresh || !v.pushed) continue;
+    gram[packed(m + v.slot, j)] = scale * v.s_scale * own_s[j];
+    if (j != m + v.slot) gram[packed(v.slot, j)] = scale * v.y_scale * own_y[j];  // that one is y.s once more
+  }
+  if (team.rank() == 0) {
+    along[rows] = fresh ? own[rows] : along[rows] + 2 * with_step[rows] + step_square;
+    if (fresh) along[rows + 1] = v.g_square;
+    if (fresh) r.seen[k] = true;
+  }
+  team.sync();
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

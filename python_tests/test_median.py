@@ -34,6 +34,31 @@ def test_median_is_the_middle_of_the_sorted_column(random, device, n, d, dtype):
     assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
 
 
+# n: around every edge at which a GPU keeps a column in another way (median_in_registers in csrc/cuda/columns.cuh).
+@pytest.mark.parametrize("n", [15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 100, 127, 128, 129, 299, 300, 320, 321])
+def test_median_of_columns_that_are_hard_to_search(random, device, n):
+    """Equal values, some that differ in their last bits, zeros of both signs, the smallest numbers, huge ones, NaN."""
+    d = 24
+
+    def pick(*values):
+        return torch.tensor(values)[torch.randint(len(values), (n, d), generator=random)]
+
+    tiny = torch.finfo(torch.float32).smallest_normal
+    kinds = [
+        rows(random, n, d),
+        pick(0.0, 1.0),
+        pick(0.0, 0.0, 0.0, -1.0, 1.0),
+        pick(-0.0, 0.0, tiny / 8, -tiny / 8, 1e-45, -1e-45),
+        1 + torch.randint(100, (n, d), generator=random) * torch.finfo(torch.float32).eps,
+        torch.where(torch.rand(n, d, generator=random) < 0.2, 200 * rows(random, n, d), 1e-3 * rows(random, n, d)),
+        pick(-3e38, 3e38, 1e-30, torch.inf, -torch.inf),
+        torch.where(torch.rand(n, d, generator=random) < 0.5, torch.nan, rows(random, n, d)),
+        -(rows(random, n, d).abs() ** 9),
+    ]
+    updates = torch.cat(kinds, 1)
+    assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "d"), SIZES)
 def test_trimmed_mean_drops_both_ends(random, device, n, d, dtype):

@@ -223,7 +223,12 @@ def main() -> None:
     paper = [(n, d) for n, d in sizes.paper if room[n, d, MEMORY]]
     cells = {size: time_paper(*size, clock) for size in tqdm(paper, "paper's tables", disable=None)}
     rounds = [size for size in sizes.rounds if room[size]]
-    rows = [row for size in tqdm(rounds, "rounds", disable=None) for row in time_round(*size, clock)]
+    rows = []
+    for size in tqdm(rounds, "rounds", disable=None):
+        try:
+            rows += time_round(*size, clock)
+        except torch.OutOfMemoryError:  # a peer's temporaries
+            room[size] = False
 
     first_n, first_d = sizes.paper[0]
     parts = [

@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, int64_t client, in
   r.max_norm = max_norm;
   r.trust = trust;
   r.rule = rule_named(op, rule);
-  r.trim = trim;
+  r.trim = estimate ? trim : 0;  // an update alone is not trimmed
   r.filter = filter;
   r.estimate = estimate;
   r.receive = receive;

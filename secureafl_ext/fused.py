@@ -77,9 +77,12 @@ class Fused:
         self.factors = state["factors"].to(self.factors.device, copy=True)
         for name in _PER_CLIENT if carried else ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
-        if not carried:
+        if not carried:  # slots start anew, the oldest pair in the first
+            order = state["oldest"] if "oldest" in state else torch.zeros(n, dtype=torch.int64)
+            slots = (order[:, None].cpu() + torch.arange(m)) % m  # (n, m): the old slot of the j-th oldest pair
+            scales = state["scales"].cpu() if "scales" in state else torch.ones(n, 2 * m)
             self.oldest.zero_()
-            self.scales[:n] = state["scales"].to(self.scales.device) if "scales" in state else 1.0
+            self.scales[:n] = scales.gather(1, torch.cat([slots, m + slots], 1)).to(self.scales.device)
         self._set_rows(self.last, 0, state["last_models"])
         self._set_rows(self.last, 1, state["last_updates"])
         clients = torch.arange(n, device=state["dw"].device)

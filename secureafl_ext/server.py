@@ -22,10 +22,11 @@ class Receipt:
     staleness: int  # rounds between the model the update was computed on and this one
     version: int  # of the server, after this submission
     _reason: Tensor | str
+    _words: tuple[str, ...] = REASONS  # what a _reason on the device counts in
 
     @property
     def reason(self) -> str:
-        return self._reason if isinstance(self._reason, str) else REASONS[int(self._reason)]
+        return self._reason if isinstance(self._reason, str) else self._words[int(self._reason)]
 
 
 class SecureAFL:
@@ -103,6 +104,12 @@ class SecureAFL:
         """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
         return self._models[self.version % len(self._models)].to(self.dtype)
 
+    def model_at(self, version: int) -> Tensor:
+        """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
+        with self._lock:
+            check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
+            return self._models[version % len(self._models)].to(self.dtype)
+
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""
         with self._lock:
@@ -119,14 +126,12 @@ class SecureAFL:
         A caller's mistake is an error, a version no longer kept a receipt with a reason; neither is a round.
         """
         with self._lock:
-            client, version = self._check(client, update, version)
+            like, newest = self._models[0], self.version
+            client, version = check("SecureAFL.submit", like, self.dtype, self.clients, newest, client, update, version)
             staleness = self.version - version
             if staleness > self.config.max_staleness:
                 self._stale += 1
-                kept = f"the server keeps {self.version - self.config.max_staleness} to {self.version}"
-                no = torch.tensor(False, device=update.device)
-                none = torch.full_like(no, torch.nan, dtype=torch.float64)
-                return Receipt(no, none, staleness, self.version, f"stale: version {version}, {kept}")
+                return stale(version, self.version, self.config.max_staleness, update.device)
 
             self._make_room()
             update = update.detach()  # as a number: no graph may grow from round to round
@@ -142,20 +147,6 @@ class SecureAFL:
         factors = self._engine.factors
         if self.config.window is None and self.version >= len(factors):
             self._engine.factors = torch.cat([factors, torch.full_like(factors, torch.inf)])
-
-    def _check(self, client: int, update: Tensor, version: int) -> tuple[int, int]:
-        d, device = self._models.shape[1], self._models.device
-        if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != self.dtype:
-            got = _describe(update)
-            raise ValueError(f"SecureAFL.submit: update must be a tensor ({d},) {_name(self.dtype)}, got {got}")
-        if update.device != device:
-            raise ValueError(f"SecureAFL.submit: update must be on {device}, got {update.device}")
-        client, version = index(client), index(version)
-        if not 0 <= client < self.clients:
-            raise ValueError(f"SecureAFL.submit: client must lie in 0..{self.clients - 1}, got {client}")
-        if not 0 <= version <= self.version:
-            raise ValueError(f"SecureAFL.submit: version must lie in 0..{self.version}, got {version}")
-        return client, version
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """All that a round depends on, by name: copies. Fits servers of the same settings on any device."""
@@ -214,6 +205,36 @@ class SecureAFL:
         server = cls(blank, about["clients"], **settings)
         server.load_state_dict({**tensors, **about["state"]})
         return server
+
+
+def check(
+    who: str, like: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
+) -> tuple[int, int]:
+    """Refuse what no server takes; (client, version) as plain numbers. `like` has the shape and device of a model."""
+    if not isinstance(update, Tensor) or update.shape != like.shape or update.dtype != dtype:
+        raise ValueError(f"{who}: update must be a tensor ({len(like)},) {_name(dtype)}, got {_describe(update)}")
+    if update.device != like.device:
+        raise ValueError(f"{who}: update must be on {like.device}, got {update.device}")
+    client, version = index(client), index(version)
+    if not 0 <= client < clients:
+        raise ValueError(f"{who}: client must lie in 0..{clients - 1}, got {client}")
+    if not 0 <= version <= newest:
+        raise ValueError(f"{who}: version must lie in 0..{newest}, got {version}")
+    return client, version
+
+
+def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
+    oldest = max(0, newest - max_staleness)
+    if not oldest <= version <= newest:
+        raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
+
+
+def stale(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
+    """What a submission gets whose model is no longer kept."""
+    kept = f"the server keeps {newest - max_staleness} to {newest}"
+    no = torch.tensor(False, device=device)
+    none = torch.full_like(no, torch.nan, dtype=torch.float64)
+    return Receipt(no, none, newest - version, newest, f"stale: version {version}, {kept}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,1 @@
+"""The asynchronous world of the paper: clients, attacks, defenses, and the loop between them."""

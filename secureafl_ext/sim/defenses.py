@@ -1,0 +1,154 @@
+"""Every defense behind one protocol, by name: the compared rules in a server of their own, and SecureAFL itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, signature
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..server import Receipt, SecureAFL, check, check_kept, stale
+from .kardam import Kardam
+from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, need
+from .trusted import AFLGuard, Sageflow, Trusted, Zeno
+
+__all__ = ["DEFENSES", "Defense", "Guarded", "Server", "Trusted", "make"]
+
+
+class Server(Protocol):
+    """What the loop knows of a defense."""
+
+    version: int
+
+    @property
+    def model(self) -> Tensor: ...
+    def model_at(self, version: int) -> Tensor: ...
+    def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...
+
+
+class Guarded:
+    """A flat model that takes the steps a rule lets through; versions, refusals and receipts are SecureAFL's."""
+
+    def __init__(self, rule: Rule, name: str, model: Tensor, clients: int, lr: float, max_staleness: int):
+        self.rule, self.name, self.clients, self.lr, self.max_staleness = rule, name, clients, lr, max_staleness
+        self.version = 0
+        self._words = (*rule.WORDS, "rejected: not finite")
+        # Version v lies in row v % len.
+        self._models = torch.zeros(max_staleness + 1, len(model), dtype=model.dtype, device=model.device)
+        self._models[0] = model.detach()
+
+    @property
+    def model(self) -> Tensor:
+        """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
+        return self._models[self.version % len(self._models)]
+
+    def model_at(self, version: int) -> Tensor:
+        """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
+        check_kept(f"{self.name}.model_at", version, self.version, self.max_staleness)
+        return self._models[version % len(self._models)]
+
+    def submit(self, client: int, update: Tensor, version: int) -> Receipt:
+        """One round, accepted or not; a caller's mistake is an error, a version no longer kept a receipt."""
+        like = self._models[0]
+        who = f"{self.name}.submit"
+        client, version = check(who, like, like.dtype, self.clients, self.version, client, update, version)
+        staleness = self.version - version
+        if staleness > self.max_staleness:
+            return stale(version, self.version, self.max_staleness, update.device)
+
+        model, update = self.model, update.detach()
+        finite = update.isfinite().all()
+        known = torch.where(finite, update, 0)  # trusted samples are never asked about a NaN
+        arrival = Arrival(client, known, finite, model, self.model_at(version), staleness, self.version, self.lr)
+        step, accepted, factor, reason = self.rule.judge(arrival)
+        stepped = model - self.lr * step
+        # As in SecureAFL a coordinate never leaves the floats: what diverges ends in huge numbers.
+        new = torch.where(accepted & stepped.isfinite(), stepped, model)
+        self.version += 1
+        self.model.copy_(new)
+        factor = torch.where(finite, factor, torch.nan)
+        reason = torch.where(finite, reason, len(self._words) - 1)
+        return Receipt(accepted, factor, staleness, self.version, reason, self._words)
+
+
+@dataclass(frozen=True)
+class Defense:
+    factory: Callable[..., Server]  # (name, model, clients, lr, max_staleness, trusted, settings)
+    about: str
+    needs_trusted: bool
+    settings: dict[str, object]  # what may be set, with the defaults
+
+
+def _ruled(rule: type, about: str, needs_trusted: bool = False) -> Defense:
+    def build(name, model, clients, lr, max_staleness, trusted, settings):
+        _check_start(name, model, clients, lr, max_staleness)
+        judge = partial(rule, model, clients, trusted) if needs_trusted else partial(rule, model, clients)
+        return Guarded(judge(**settings), name, model, clients, lr, max_staleness)
+
+    return Defense(build, about, needs_trusted, _settings(rule))
+
+
+def _check_start(name: str, model: Tensor, clients: int, lr: float, max_staleness: int) -> None:
+    """As SecureAFL's own."""
+    if model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
+        got = f"{tuple(model.shape)} {model.dtype}"
+        raise ValueError(f"{name}: model must be a flat float32 or float64 tensor, got {got}")
+    if not model.isfinite().all():
+        raise ValueError(f"{name}: model must be finite, got NaN or inf in it")
+    need(clients >= 1, name, "clients", "1 or more", clients)
+    need(math.isfinite(lr), name, "lr", "a finite number", lr)
+    need(max_staleness >= 0, name, "max_staleness", "0 or more", max_staleness)
+
+
+def _secureafl(about: str, **variant: object) -> Defense:
+    def build(name, model, clients, lr, max_staleness, trusted, settings):
+        exact = {"history_dtype": torch.float64} if model.dtype == torch.float64 else {}
+        return SecureAFL(model, clients, lr=lr, max_staleness=max_staleness, **{**exact, **settings, **variant})
+
+    taken = {"lr", "max_staleness", *variant}
+    return Defense(build, about, False, {k: v for k, v in _settings(SecureAFL).items() if k not in taken})
+
+
+def _settings(factory: type) -> dict[str, object]:
+    parameters = signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+
+
+DEFENSES = {
+    "async-sgd": _ruled(AsyncSGD, "no defense: every update is a step"),
+    "kardam": _ruled(Kardam, "Lipschitz filter against the last applied gradient, damped by staleness"),
+    "basgd": _ruled(BASGD, "median over buffers of averaged updates"),
+    "sageflow": _ruled(Sageflow, "entropy filter on trusted samples, damped by staleness", needs_trusted=True),
+    "zeno++": _ruled(Zeno, "score against a trusted gradient, rescaled to its length", needs_trusted=True),
+    "aflguard": _ruled(AFLGuard, "distance to a trusted gradient", needs_trusted=True),
+    "async-defender": _ruled(AsyncDefender, "cosine-weighted baseline after AsyncDefender, reduced"),
+    "secureafl": _secureafl("Lipschitz filter, estimates of the absent, median"),
+    "secureafl-i": _secureafl("Variant I: mean for the median", rule="mean"),
+    "secureafl-ii": _secureafl("Variant II: no estimates", estimate=False),
+    "secureafl-iii": _secureafl("Variant III: no filter", filter=False),
+    "secureafl-iv": _secureafl("Variant IV: estimates alone", receive=False),
+}
+
+
+def make(
+    name: str,
+    model: Tensor,
+    clients: int,
+    lr: float,
+    max_staleness: int,
+    trusted: Trusted | None = None,
+    **settings: object,
+) -> Server:
+    """The defense of that name, at a flat start model (d); its settings are those of DEFENSES[name]."""
+    if name not in DEFENSES:
+        raise ValueError(f"unknown defense {name!r}; choose from {', '.join(DEFENSES)}")
+    defense = DEFENSES[name]
+    for unknown in settings.keys() - defense.settings.keys():
+        choices = ", ".join(defense.settings) or "nothing"
+        raise ValueError(f"unknown setting {unknown!r} of {name}; choose from {choices}")
+    if defense.needs_trusted and trusted is None:
+        raise ValueError(f"{name}: trusted must be given, it judges updates by clean samples of the server, got None")
+    return defense.factory(name, model, clients, lr, max_staleness, trusted, settings)

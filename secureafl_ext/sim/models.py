@@ -1,0 +1,136 @@
+"""Small nets whose whole state is one flat vector: what the server sees is all there is."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+
+class Net:
+    """A module without weights of its own, applied to views of a vector. Shapes: vector (d), x (B, C, H, W), y (B).
+
+    classes 0 is regression: one output, mean squared error. Nothing here waits for the device, so that a CUDA graph can
+    hold it. The module is changed for the time of a call: threads need a Net each.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module], classes: int):
+        self.make, self.classes = make, classes
+        with torch.device("meta"):
+            self.module = make()
+        if next(self.module.buffers(), None) is not None:
+            raise ValueError("Net: the module has buffers, which a flat vector of parameters would not carry")
+        self.shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
+        self.size = sum(self.sizes)
+
+    def start(self, seed: int) -> Tensor:
+        """The module's own initial weights, on the CPU. The state of torch's global generators stays as it is."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
+            return torch.cat([parameter.detach().flatten() for parameter in self.make().parameters()])
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        if vector.shape != (self.size,):
+            raise ValueError(f"Net: vector must have shape ({self.size},), got {tuple(vector.shape)}")
+        # One split instead of a slice each: its backward is one cat, not a vector of zeros per parameter.
+        parts = vector.split(self.sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def predict(self, vector: Tensor, x: Tensor) -> Tensor:
+        """(B, classes) logits, or (B) values."""
+        out = functional_call(self.module, self.views(vector), (x,))
+        return out if self.classes else out[:, 0]
+
+    def loss(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Mean over the batch of cross entropy or squared error."""
+        out = self.predict(vector, x)
+        return F.cross_entropy(out, y) if self.classes else F.mse_loss(out, y)
+
+    def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        leaf = vector.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.loss(leaf, x, y), leaf)[0]
+
+
+def cnn(shape: tuple[int, int, int], classes: int) -> Net:
+    """The paper's CNN; unpadded, so that it has 139,960 parameters for 28 x 28 x 1, which the paper calls 140,000."""
+    channels, height, width = shape
+    if min(height, width) < 10:
+        raise ValueError(f"cnn: images must be 10 x 10 or larger, got {height} x {width}")
+    left = math.prod(((side - 2) // 2 - 2) // 2 for side in (height, width))
+
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels, 30, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(30, 50, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(50 * left, 100),
+            nn.ReLU(),
+            nn.Linear(100, classes or 1),
+        )
+
+    return Net(make, classes)
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut without parameters: every second pixel, zeros for new channels.
+
+    Group norm in place of batch norm: it keeps no running statistics, which no gradient would tell the server of, and
+    a sample's output depends on that sample alone, however skewed the batch of a client is.
+    """
+
+    def __init__(self, channels: int, out: int, stride: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.GroupNorm(out // 8, out)
+        self.second = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.second_norm = nn.GroupNorm(out // 8, out)
+        self.stride, self.new = stride, out - channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first_norm(self.first(x)))
+        y = self.second_norm(self.second(y))
+        if self.stride > 1:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new // 2))
+        return F.relu(x + y)
+
+
+class ResNet20(nn.Module):
+    """Three times three blocks of 16, 32 and 64 channels, for images of any size."""
+
+    def __init__(self, channels: int, outputs: int):
+        super().__init__()
+        widths = [16] * 4 + [32] * 3 + [64] * 3
+        self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.stem_norm = nn.GroupNorm(2, 16)
+        blocks = [Block(before, after, 1 if before == after else 2) for before, after in pairwise(widths)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(64, outputs)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(F.relu(self.stem_norm(self.stem(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def resnet20(shape: tuple[int, int, int], classes: int) -> Net:
+    return Net(lambda: ResNet20(shape[0], classes or 1), classes)
+
+
+MODELS = {"cnn": cnn, "resnet20": resnet20}
+
+
+def build(name: str, shape: tuple[int, int, int], classes: int) -> Net:
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)}")
+    return MODELS[name](shape, classes)

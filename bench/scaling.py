@@ -3,7 +3,7 @@
 python bench/scaling.py [--device cpu|cuda] [--quick] [--out DIR]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -17,6 +17,7 @@ from torch_rounds import Straightforward, Tuned
 from tqdm import tqdm
 
 from secureafl_ext import SecureAFL, reference
+from secureafl_ext.sim.defenses import Server
 
 # The paper's tables "Running time (in seconds)": on V100 GPUs, what they cover is not said.
 PAPER_SIZES = ((50, 140_000), (100, 140_000), (300, 140_000), (50, 500_000), (50, 1_000_000))
@@ -113,29 +114,29 @@ def check_peers() -> None:
     moves = {"AsyncSGD": (2.0, -2.0), "Zeno++": (1.0, 0.0), "AFLGuard": (2.0, 0.0)}
     for name, expected in moves.items():
         for times, moved in zip((2.0, -2.0), expected, strict=True):
-            model = torch.zeros(2)
-            peers.PEERS[name](model, times * trusted, lambda _: trusted)
-            torch.testing.assert_close(model, -peers.LR * moved * trusted)
+            server = peers.server(name, torch.zeros(2), 1, lambda _: trusted)
+            server.submit(0, times * trusted, 0)
+            torch.testing.assert_close(server.model, -peers.LR * moved * trusted)
 
 
 def time_paper(n: int, d: int, clock: Clock) -> list[Row]:
     """Each method's part of a round, and the same with the gradient of the client that uploads."""
     task, rows = peers.Task(d, clock.device, SEED), []
-    update = task.client_gradient(task.model)
-
-    def measure(name: str, model: Callable[[], Tensor], submit: Callable[[Tensor], object]) -> None:
-        alone = clock.ms(lambda: submit(update))
-        whole = clock.ms(lambda: submit(task.client_gradient(model())))
-        for kind, ms in ((SERVER, alone), (WHOLE, whole)):
+    ours, _ = filled(task.model, n, MEMORY)
+    others = {name: peers.server(name, task.model, n, task.trusted_gradient) for name in peers.PEERS}
+    for name, server in {**others, OURS: ours}.items():
+        for kind, ms in zip((SERVER, WHOLE), time_server(server, n, task, clock), strict=True):
             rows.append(Row(kind, name, n, len(task.model), MEMORY, ms))
-
-    for name, step in peers.PEERS.items():
-        model = task.model.clone()
-        measure(name, lambda: model, lambda update: step(model, update, task.trusted_gradient))  # noqa: B023
-    server, _ = filled(task.model, n, MEMORY)
-    clients = cycle(range(n))
-    measure(OURS, lambda: server.model, lambda update: server.submit(next(clients), update, server.version))
     return rows
+
+
+def time_server(server: Server, n: int, task: peers.Task, clock: Clock) -> tuple[float, float]:
+    clients, update = cycle(range(n)), task.client_gradient(task.model)
+
+    def submit(update: Tensor) -> None:
+        server.submit(next(clients), update, server.version)
+
+    return clock.ms(lambda: submit(update)), clock.ms(lambda: submit(task.client_gradient(server.model)))
 
 
 def time_round(n: int, d: int, m: int, clock: Clock) -> list[Row]:

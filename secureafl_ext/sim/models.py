@@ -56,7 +56,7 @@ class Net:
             return torch.autograd.grad(self.loss(leaf, x, y), leaf)[0]
 
 
-def cnn(shape: tuple[int, int, int], classes: int) -> Net:
+def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
     """The paper's CNN; unpadded, so that it has 139,960 parameters for 28 x 28 x 1, which the paper calls 140,000."""
     channels, height, width = shape
     if min(height, width) < 10:
@@ -72,9 +72,9 @@ def cnn(shape: tuple[int, int, int], classes: int) -> Net:
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(50 * left, 100),
+            nn.Linear(50 * left, hidden),
             nn.ReLU(),
-            nn.Linear(100, classes or 1),
+            nn.Linear(hidden, classes or 1),
         )
 
     return Net(make, classes)

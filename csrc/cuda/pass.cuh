@@ -13,24 +13,20 @@
 
 namespace secureafl::cuda {
 
+__device__ inline void store(float* to, float value) { *to = value; }
+__device__ inline void store(__half* to, float value) { *to = __float2half_rn(value); }
+__device__ inline float widened(float value) { return value; }
+__device__ inline float widened(__half value) { return __half2float(value); }
+
 // kColumns neighbouring values as floats, in one load.
-template <int kColumns>
-__device__ inline void load_columns(const float* from, float (&out)[kColumns]) {
-  struct alignas(4 * kColumns) Piece {
-    float values[kColumns];
+template <typename S, int kColumns>
+__device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
+  struct alignas(sizeof(S) * kColumns) Piece {
+    S values[kColumns];
   };
   const Piece piece = *reinterpret_cast<const Piece*>(from);
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) out[c] = piece.values[c];
-}
-template <int kColumns>
-__device__ inline void load_columns(const __half* from, float (&out)[kColumns]) {
-  struct alignas(2 * kColumns) Piece {
-    __half values[kColumns];
-  };
-  const Piece piece = *reinterpret_cast<const Piece*>(from);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) out[c] = __half2float(piece.values[c]);
+  for (int c = 0; c < kColumns; ++c) out[c] = widened(piece.values[c]);
 }
 
 // sum + a.b
@@ -40,11 +36,6 @@ __device__ inline float add_dot(float sum, const float (&a)[kColumns], const flo
   for (int c = 0; c < kColumns; ++c) sum += a[c] * b[c];
   return sum;
 }
-
-__device__ inline void store(float* to, float value) { *to = value; }
-__device__ inline void store(__half* to, float value) { *to = __float2half_rn(value); }
-__device__ inline float widened(float value) { return value; }
-__device__ inline float widened(__half value) { return __half2float(value); }
 
 // One row of kSize floats, in the widest loads that its alignment allows.
 template <int kSize>

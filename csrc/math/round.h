@@ -12,8 +12,8 @@
 
 // A whole server round in one pass over the history (spec: section 4), in three steps that both devices share:
 //   judge   sums over the update -> verdict
-//   pass    per coordinate: estimates from the factors, rule, step; sums of all rows with that step; the client's new
-//   row renew   per client: products brought up to date by those sums -> factors for the next round
+//   pass    per coordinate: estimates from the factors, rule, step; sums of all rows with it; the client's new row
+//   renew   per client: products brought up to date by those sums -> factors for the next round
 //
 // The history lies in tiles of C coordinates, each tile one piece of memory:
 //   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 to be multiplied by `scales`

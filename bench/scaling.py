@@ -149,12 +149,8 @@ def time_round(n: int, d: int, m: int, clock: Clock) -> list[Row]:
     times[PLAIN], _ = time_torch(Straightforward(config, state), coming, clock)
     times[TUNED], times[TUNED_GRAPH] = time_torch(Tuned(config, state), coming, clock)
     del state
-    try:
-        server, _ = filled(model, n, m, history_dtype=torch.float16)
-    except ValueError:  # no such history at this size, or not in this version
-        pass
-    else:
-        times[HALF] = time_ours(server, coming, clock)[OURS]
+    server, _ = filled(model, n, m, history_dtype=torch.float16)
+    times[HALF] = time_ours(server, coming, clock)[OURS]
     return [Row(HOST if name == HOST else ROUND, name, n, d, m, ms) for name, ms in times.items() if ms is not None]
 
 

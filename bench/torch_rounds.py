@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from secureafl_ext.config import Config
-
-CURVATURE = 1e-8
+from secureafl_ext.history import CURVATURE
 
 
 def middle(sy: Tensor, ss: Tensor) -> tuple[Tensor, Tensor]:

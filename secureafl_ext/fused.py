@@ -78,11 +78,11 @@ class Fused:
         for name in _PER_CLIENT if carried else ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
         if not carried:  # slots start anew, the oldest pair in the first
-            order = state["oldest"] if "oldest" in state else torch.zeros(n, dtype=torch.int64)
-            slots = (order[:, None].cpu() + torch.arange(m)) % m  # (n, m): the old slot of the j-th oldest pair
-            scales = state["scales"].cpu() if "scales" in state else torch.ones(n, 2 * m)
+            self.oldest[:n] = state.get("oldest", torch.zeros(n, dtype=torch.int64)).to(self.oldest.device)
+            self.scales[:n] = state.get("scales", torch.ones(n, 2 * m)).to(self.scales.device)
+            ages = self._slots()  # (n, m)
+            self.scales.copy_(self.scales.gather(1, torch.cat([ages, m + ages], 1)))
             self.oldest.zero_()
-            self.scales[:n] = scales.gather(1, torch.cat([slots, m + slots], 1)).to(self.scales.device)
         self._set_rows(self.last, 0, state["last_models"])
         self._set_rows(self.last, 1, state["last_updates"])
         clients = torch.arange(n, device=state["dw"].device)

@@ -74,14 +74,9 @@ class SecureAFL:
             estimate,
             receive,
         )
-        if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"SecureAFL: model must be a flat float32 or float64 tensor, got {_describe(model)}")
-        if not model.isfinite().all():
-            raise ValueError("SecureAFL: model must be finite, got NaN or inf in it")
+        check_start("SecureAFL", model, clients)
         if model.dtype == torch.float64 and history_dtype != torch.float64:
             raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {self.config.history_dtype}")
-        if clients < 1:
-            raise ValueError(f"SecureAFL: clients must be 1 or more, got {clients}")
         if rule == "trimmed_mean" and 2 * trim >= clients:
             raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {trim}")
 
@@ -126,8 +121,8 @@ class SecureAFL:
         A caller's mistake is an error, a version no longer kept a receipt with a reason; neither is a round.
         """
         with self._lock:
-            like, newest = self._models[0], self.version
-            client, version = check("SecureAFL.submit", like, self.dtype, self.clients, newest, client, update, version)
+            who, models = "SecureAFL.submit", self._models
+            client, version = check(who, models, self.dtype, self.clients, self.version, client, update, version)
             staleness = self.version - version
             if staleness > self.config.max_staleness:
                 self._stale += 1
@@ -207,14 +202,25 @@ class SecureAFL:
         return server
 
 
+def check_start(who: str, model: Tensor, clients: int) -> None:
+    """Refuse what no server starts from."""
+    if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {_describe(model)}")
+    if not model.isfinite().all():
+        raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
+    if clients < 1:
+        raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
+
+
 def check(
-    who: str, like: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
+    who: str, models: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
 ) -> tuple[int, int]:
-    """Refuse what no server takes; (client, version) as plain numbers. `like` has the shape and device of a model."""
-    if not isinstance(update, Tensor) or update.shape != like.shape or update.dtype != dtype:
-        raise ValueError(f"{who}: update must be a tensor ({len(like)},) {_name(dtype)}, got {_describe(update)}")
-    if update.device != like.device:
-        raise ValueError(f"{who}: update must be on {like.device}, got {update.device}")
+    """Refuse what no server takes; (client, version) as plain numbers. models: (rows, d)"""
+    d, device = models.shape[1], models.device
+    if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != dtype:
+        raise ValueError(f"{who}: update must be a tensor ({d},) {_name(dtype)}, got {_describe(update)}")
+    if update.device != device:
+        raise ValueError(f"{who}: update must be on {device}, got {update.device}")
     client, version = index(client), index(version)
     if not 0 <= client < clients:
         raise ValueError(f"{who}: client must lie in 0..{clients - 1}, got {client}")

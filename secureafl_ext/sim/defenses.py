@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..server import Receipt, SecureAFL, check, check_kept, stale
+from ..server import Receipt, SecureAFL, check, check_kept, check_start, stale
 from .kardam import Kardam
 from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, need
 from .trusted import AFLGuard, Sageflow, Trusted, Zeno
@@ -52,9 +52,8 @@ class Guarded:
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """One round, accepted or not; a caller's mistake is an error, a version no longer kept a receipt."""
-        like = self._models[0]
-        who = f"{self.name}.submit"
-        client, version = check(who, like, like.dtype, self.clients, self.version, client, update, version)
+        who, models = f"{self.name}.submit", self._models
+        client, version = check(who, models, models.dtype, self.clients, self.version, client, update, version)
         staleness = self.version - version
         if staleness > self.max_staleness:
             return stale(version, self.version, self.max_staleness, update.device)
@@ -92,13 +91,7 @@ def _ruled(rule: type, about: str, needs_trusted: bool = False) -> Defense:
 
 
 def _check_start(name: str, model: Tensor, clients: int, lr: float, max_staleness: int) -> None:
-    """As SecureAFL's own."""
-    if model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
-        got = f"{tuple(model.shape)} {model.dtype}"
-        raise ValueError(f"{name}: model must be a flat float32 or float64 tensor, got {got}")
-    if not model.isfinite().all():
-        raise ValueError(f"{name}: model must be finite, got NaN or inf in it")
-    need(clients >= 1, name, "clients", "1 or more", clients)
+    check_start(name, model, clients)
     need(math.isfinite(lr), name, "lr", "a finite number", lr)
     need(max_staleness >= 0, name, "max_staleness", "0 or more", max_staleness)
 

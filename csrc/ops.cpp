@@ -18,7 +18,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
   m.def(
-      "step_(Tensor update, int client, int trained_row, int now_row, int next_row, Tensor(a!) models, "
+      "step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, "
       "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "
       "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, float "

@@ -12,17 +12,18 @@
 //   step(round, like)      judge, pass, renew
 //   refresh(round)         factors from products alone
 //   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
+//   kHostReads             whether the host may look into tensors without waiting
 
 namespace secureafl::SECUREAFL_KIND {
 
 template <typename Device>
-std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, int64_t client, int64_t trained_row, int64_t now_row,
-                                        int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales,
-                                        Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs,
-                                        Tensor oldest, Tensor seen, Tensor seen_factors, Tensor recorded, Tensor counts,
-                                        Tensor arrived, double lr, double quantile, double max_norm, double trust,
-                                        std::string rule, int64_t trim, bool filter, bool estimate, bool receive,
-                                        bool store_all) {
+std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& client, const Tensor& trained_on,
+                                        int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
+                                        Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status,
+                                        Tensor pairs, Tensor oldest, Tensor seen, Tensor seen_factors, Tensor recorded,
+                                        Tensor counts, Tensor arrived, double lr, double quantile, double max_norm,
+                                        double trust, std::string rule, int64_t trim, bool filter, bool estimate,
+                                        bool receive, bool store_all) {
   constexpr const char* op = "step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -36,6 +37,8 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, int64_t client, in
               {(d + columns - 1) / columns, 2 * m, n, columns});
   check.state("last", last, ScalarType::Float, "(tiles, 2, n, columns)", {tiles, 2, n, columns});
   check.floats("update", update, "(d,)", {d});
+  check.floats("trained_on", trained_on, "(d,)", {d});
+  check.state("client", client, ScalarType::Long, "(1,)", {1});
   check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
   check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, products});
   check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, rows});
@@ -49,17 +52,22 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, int64_t client, in
   check.state("counts", counts, ScalarType::Long, "(5,)", {5});
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
-  if (client < 0 || client >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", client);
-  for (const int64_t row : {trained_row, now_row, next_row}) {
+  if constexpr (Device::kHostReads) {
+    const int64_t given = *data<int64_t>(client);
+    if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
+  }
+  for (const int64_t row : {now_row, next_row}) {
     if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
   }
-  if (next_row == now_row || next_row == trained_row) refuse(op, "next_row must be a row of its own, got ", next_row);
+  const Tensor received = dense(update), start = dense(trained_on);
+  float* model_rows = mutable_data<float>(models);
+  if (next_row == now_row || data<float>(start) == model_rows + next_row * d) {
+    refuse(op, "next_row must be a row of its own, got ", next_row);
+  }
 
   const Device device(models);
-  const Tensor received = dense(update);
   const Tensor accepted = allocate(models, ScalarType::Bool, {}), factor = allocate(models, ScalarType::Double, {});
   const Tensor reason = allocate(models, ScalarType::Long, {});
-  float* model_rows = mutable_data<float>(models);
   Round r{};
   r.lr = lr;
   r.quantile = quantile;
@@ -72,11 +80,11 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, int64_t client, in
   r.receive = receive;
   r.store_all = store_all;
   r.update = data<float>(received);
-  r.trained_on = model_rows + trained_row * d;
+  r.trained_on = data<float>(start);
   r.model = model_rows + now_row * d;
   r.previous = model_rows + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.next_model = model_rows + next_row * d;
-  r.client = client;
+  r.client = data<int64_t>(client);
   r.backwards = now_row % 2 == 1;
   r.n = n;
   r.m = m;

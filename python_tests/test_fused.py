@@ -306,6 +306,115 @@ def test_captured_in_a_cuda_graph():
     assert torch.equal(gpu.model, twin.model)
 
 
+@pytest.mark.parametrize("n", [20, 300])
+def test_an_enqueued_round_is_a_submitted_one(device, n):
+    one, other = (make(device, n, 300) for _ in range(2))
+    arrivals = Arrivals(n, 300)
+    for _ in range(30):
+        client, update, version = arrivals.next(one)
+        update = update.to(device)
+        trained_on = other.models[version % len(other.models)].clone()
+        receipts = (
+            one.submit(client, update, version),
+            other.enqueue(torch.tensor([client], device=device), update, trained_on),
+        )
+        assert len({receipt.reason for receipt in receipts}) == 1
+        assert receipts[1].staleness is None
+    identical(one, other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("n", [20, 300])
+def test_one_captured_round_serves_every_client(n):
+    d, rows = 3000, 6
+    one, twin = (make("cuda", n, d) for _ in range(2))
+    one.reserve(2000), twin.reserve(2000)
+    arrivals = Arrivals(n, d)
+    client, update, trained_on = torch.zeros(1, dtype=torch.int64).cuda(), torch.zeros(d).cuda(), torch.zeros(d).cuda()
+    one.submit(0, update, 0), twin.submit(0, update, 0)
+    torch.cuda.synchronize()
+    graphs = {}
+    for _ in range(4 * rows):
+        who, sent, version = arrivals.next(twin)
+        client.fill_(who), update.copy_(sent), trained_on.copy_(twin.model_at(version))
+        if one.phase() not in graphs:
+            phase, graph = one.phase(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                receipt = one.enqueue(client, update, trained_on)
+            graphs[phase] = graph, receipt
+        else:
+            phase, one.version = one.phase(), one.version + 1
+        graphs[phase][0].replay()
+        expected = twin.submit(who, update, version)
+        assert graphs[phase][1].reason == expected.reason
+    assert len(graphs) == rows
+    identical(one, twin)
+
+
+def test_a_composed_server_is_not_enqueued_to():
+    server = SecureAFL(torch.zeros(8), 4, memory=0)
+    with pytest.raises(ValueError, match=r"enqueue: the server must be a fused one .* got another"):
+        server.enqueue(torch.tensor([1]), torch.ones(8), torch.zeros(8))
+    assert not server.capturable and server.version == 0
+
+
+def test_a_client_that_there_is_not_is_refused_by_the_op():
+    server = make("cpu", 4, 30)
+    for client in (-1, 4):
+        with pytest.raises(RuntimeError, match=rf"step_: client must lie in 0..3, got {client}"):
+            server.enqueue(torch.tensor([client]), torch.ones(30), torch.zeros(30))
+    with pytest.raises(RuntimeError, match="step_: next_row must be a row of its own, got 1"):
+        server.enqueue(torch.tensor([1]), torch.ones(30), server.models[1])
+    assert server.version == 0 and not server.seen.any()
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=str)
+@pytest.mark.parametrize("n", [9, 70, 300])
+def test_estimates_are_those_that_a_round_takes(device, n, history):
+    """Without receiving, the mean of the other clients' estimates is the step."""
+    server = make(device, n, 500, history_dtype=history, rule="mean", receive=False, memory=3)
+    drive((server,), Arrivals(n, 500), 60)
+    estimates, seen, model = server.estimates(), server.seen.clone(), server.model.clone()
+    assert int(seen.sum()) > 3 and not estimates[~seen].any()
+    client = int(seen.nonzero()[0])
+    others = seen.clone()
+    others[client] = False
+    server.submit(client, torch.zeros(500, device=device), server.version)
+    expected = (model - server.model) / server.config.lr
+    assert relative_error(estimates[others].mean(0), expected) < 1e-4
+
+
+def test_what_an_onlooker_sees_is_the_same_of_both_kinds(device):
+    plain, ours = pair(device, 12, 300)
+    drive((plain, ours), Arrivals(12, 300), 50)
+    assert relative_error(ours.estimates(), plain.estimates()) < 5e-3
+    assert torch.equal(ours.seen.cpu(), plain.seen)
+    assert float(ours.threshold()) == pytest.approx(float(plain.threshold()), rel=1e-3)
+    for client in (0, 11):
+        ours_last, plain_last = (s.last(torch.tensor([client], device=s.model.device)) for s in (ours, plain))
+        for mine, theirs in zip(ours_last, plain_last, strict=True):
+            assert relative_error(mine, theirs) < 5e-3
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 1.0])
+def test_a_factor_at_the_threshold_is_accepted_and_one_above_is_not(device, window, quantile):
+    for above in (False, True):
+        server = make(device, 6, 40, window=window, quantile=quantile)
+        assert server.threshold() == torch.inf
+        drive((server,), Arrivals(6, 40), 30)
+        client = torch.tensor([int(server.seen.nonzero()[0])], device=device)
+        threshold, (update, model) = float(server.threshold()), server.last(client)
+        if quantile == 1.0:
+            assert threshold == torch.inf
+            continue
+        direction = torch.ones(40, device=device) / 40**0.5
+        length = threshold * float((server.model - model).norm()) * (1.001 if above else 0.999)
+        receipt = server.submit(int(client), update + length * direction, server.version)
+        assert bool(receipt.accepted) != above
+        assert float(receipt.factor) == pytest.approx(threshold, rel=2e-3)
+
+
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 def test_non_finite_and_huge_updates_leave_everything_finite(device, history):
     settings = {"lr": 10.0, "max_norm": 1e38, "filter": False, "history_dtype": history}

@@ -31,9 +31,9 @@ class Composed:
         own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
         return {**own, **self.history.tensors()}
 
-    def round(self, client: int, update: Tensor, models: Tensor, trained: int, now: int, new: int):
+    def round(self, client: int, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
         """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason."""
-        trained_on, model = models[trained], models[now]
+        model = models[now]
         update, factor, reason = self._judge(client, update, trained_on)
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         direction, status = self._aggregate(client, update, model, accepted)
@@ -45,6 +45,17 @@ class Composed:
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
         return accepted, factor, reason
+
+    @property
+    def seen(self) -> Tensor:
+        return self.history.seen
+
+    def estimates(self, model: Tensor) -> Tensor:
+        *past, seen = self.history.tensors().values()
+        return ops.estimate(model, *past, self.config.trust) * seen[:, None]
+
+    def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(rows.index_select(0, client)[0] for rows in (self.history.last_updates, self.history.last_models))
 
     def _judge(self, client: int, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(update, clipped at first contact; its factor or NaN; the index of the reason)"""

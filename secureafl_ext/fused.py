@@ -45,15 +45,31 @@ class Fused:
         self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
         self.recorded, self.counts = zeros((), dtype=torch.int64), zeros(5, dtype=torch.int64)
         self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
+        self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
         c = config
         self._past = self.slots, self.last, self.scales, self.gram, self.along, self.weights, self.status
         self._past += self.pairs, self.oldest, self.seen
         self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
         self._settings += c.filter, c.estimate, c.receive, c.store == "all"
 
-    def round(self, client: int, update: Tensor, models: Tensor, trained: int, now: int, new: int):
+    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
+        who = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts, self._arrived
-        return step(update, client, trained, now, new, models, *self._past, *judged, *self._settings)
+        return step(update, who, trained_on, now, new, models, *self._past, *judged, *self._settings)
+
+    def estimates(self, model: Tensor) -> Tensor:
+        count, planes, _, columns = self.slots.shape
+        padded = torch.nn.functional.pad(model, (0, count * columns - self.size)).view(count, 1, columns)
+        w, g = self.last.unbind(1)  # (tiles, n, columns)
+        weights = self.weights[..., None]  # (n, 2m + 2, 1)
+        result = g + weights[:, planes] * (padded - w)
+        for j in range(planes):
+            result += weights[:, j] * self.slots[:, j]
+        return (result * self.seen[:, None]).movedim(1, 0)[: self.clients].flatten(1)[:, : self.size]
+
+    def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
+        return update, model
 
     def state(self) -> dict[str, Tensor]:
         """Copies, as Composed has them, and what else a bit-identical continuation needs."""

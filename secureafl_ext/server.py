@@ -19,7 +19,7 @@ class Receipt:
 
     accepted: Tensor  # () bool
     factor: Tensor  # () float64; NaN where none is defined
-    staleness: int  # rounds between the model the update was computed on and this one
+    staleness: int | None  # rounds between the model the update was computed on and this one; None if enqueued
     version: int  # of the server, after this submission
     _reason: Tensor | str
     _words: tuple[str, ...] = REASONS  # what a _reason on the device counts in
@@ -86,6 +86,7 @@ class SecureAFL:
         # Version v lies in row v % len; one row more than are kept, so that the next model has a row of its own.
         self._models = torch.zeros(max_staleness + 2, len(model), dtype=self.config.dtype, device=model.device)
         self._models[0] = model.detach()
+        self._rows = self._models.unbind()  # views: to take one anew costs the host more than the lock does
         engine = fused.Fused if fused.fits(self.config, clients, model.device) else Composed
         if history_dtype == torch.float16 and engine is Composed:
             allowed = f'with pairs="received", {fused.LIMITS}'
@@ -97,13 +98,18 @@ class SecureAFL:
     @property
     def model(self) -> Tensor:
         """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
-        return self._models[self.version % len(self._models)].to(self.dtype)
+        return self._rows[self.version % len(self._rows)].to(self.dtype)
+
+    @property
+    def models(self) -> Tensor:
+        """The models kept (rows, d), not to be written to: version v in row v % rows."""
+        return self._models
 
     def model_at(self, version: int) -> Tensor:
         """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
         with self._lock:
             check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
-            return self._models[version % len(self._models)].to(self.dtype)
+            return self._rows[version % len(self._rows)].to(self.dtype)
 
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""
@@ -128,20 +134,72 @@ class SecureAFL:
                 self._stale += 1
                 return stale(version, self.version, self.config.max_staleness, update.device)
 
-            self._make_room()
+            self.reserve(1)
             update = update.detach()  # as a number: no graph may grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
-            rows = (v % len(self._models) for v in (version, self.version, self.version + 1))
-            accepted, factor, reason = self._engine.round(client, update, self._models, *rows)
-            self.version += 1
-            return Receipt(accepted, factor, staleness, self.version, reason)
+            return self._round(client, update, self._rows[version % len(self._rows)], staleness)
 
-    def _make_room(self) -> None:
-        """Q takes at most one factor a round; without a window it grows as the rounds do."""
-        factors = self._engine.factors
-        if self.config.window is None and self.version >= len(factors):
-            self._engine.factors = torch.cat([factors, torch.full_like(factors, torch.inf)])
+    def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
+        """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors, and nobody checks them.
+
+        Who replays a captured round does so in its `phase` only, counts `version` on, and has reserved room for all.
+        staleness means nothing here; the simulator's other defenses go by it.
+        """
+        if not self.capturable:
+            raise ValueError(f"SecureAFL.enqueue: the server must be a fused one ({fused.LIMITS}), got another")
+        with self._lock:
+            return self._round(client, update, trained_on, None)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `enqueue` exists for these settings."""
+        return isinstance(self._engine, fused.Fused)
+
+    def phase(self) -> int:
+        """Enqueued rounds of one phase are the same kernels on the same memory."""
+        return self.version % len(self._rows)
+
+    def _round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None) -> Receipt:
+        now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
+        accepted, factor, reason = self._engine.round(client, update, trained_on, self._models, now, new)
+        self.version += 1
+        return Receipt(accepted, factor, staleness, self.version, reason)
+
+    def reserve(self, rounds: int) -> None:
+        """Room in Q for the factors of so many rounds to come: without a window it grows as the rounds do."""
+        factors, needed = self._engine.factors, self.version + rounds
+        if self.config.window is None and needed > len(factors):
+            more = max(needed - len(factors), len(factors))
+            self._engine.factors = torch.cat([factors, factors.new_full((more,), torch.inf)])
+
+    # What an onlooker may ask, none of it needed for a round: how far estimates are off, how near an attack may come.
+
+    @property
+    def seen(self) -> Tensor:
+        """(n) bool: clients that something is remembered of."""
+        return self._engine.seen[: self.clients]
+
+    def estimates(self) -> Tensor:
+        """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
+        with self._lock:
+            return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
+
+    def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        """What client (1) int64 sent last, and the model it was computed on, (d) each; zeros if it never did."""
+        with self._lock:
+            update, model = self._engine.last_of(client)
+            return update.to(self.dtype), model.to(self.dtype)
+
+    def threshold(self) -> Tensor:
+        """() float64: the largest factor that would be accepted now, its own place in Q counted; inf if any would."""
+        with self._lock:
+            factors, recorded = self._engine.factors, self._engine.recorded
+            place = recorded % len(factors)  # where the next one goes; what is there counts no more
+            others = torch.where(torch.arange(len(factors), device=factors.device) == place, torch.inf, factors)
+            rank = (recorded.clamp(max=len(factors) - 1) * self.config.quantile).floor().long()
+            bound = others.sort().values.gather(0, rank.reshape(1))[0]
+            return bound if self.config.filter else torch.full_like(bound, torch.inf)
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """All that a round depends on, by name: copies. Fits servers of the same settings on any device."""

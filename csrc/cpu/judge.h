@@ -12,9 +12,9 @@
 namespace secureafl::cpu {
 
 // sums (kSums) += those over the coordinates of one tile.
-inline void add_tile(const Round& r, int64_t tile, double* sums) {
+inline void add_tile(const Round& r, int64_t client, int64_t tile, double* sums) {
   const int64_t start = tile * r.columns, width = std::min(r.columns, r.d - start);
-  const float* last_w = r.last + (2 * tile * r.n + r.client) * r.columns;
+  const float* last_w = r.last + (2 * tile * r.n + client) * r.columns;
   const float* last_g = last_w + r.n * r.columns;
   const float *w = r.trained_on + start, *update = r.update + start;
   for (int64_t i = 0; i < width; ++i) {
@@ -28,25 +28,21 @@ inline void add_tile(const Round& r, int64_t tile, double* sums) {
 }
 
 inline Verdict judge_update(const Round& r) {
+  const Standing before = standing_of(r);
   const Chunks chunks(r.tiles, 32);
   std::vector<double> parts(static_cast<size_t>(chunks.count * kSums));  // (chunks, kSums)
   torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       double sums[kSums] = {};  // not in place: threads would share a cache line
-      for (int64_t tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile) add_tile(r, tile, sums);
+      for (int64_t tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile) add_tile(r, before.client, tile, sums);
       std::copy(sums, sums + kSums, parts.begin() + chunk * kSums);
     }
   });
   const std::vector<double> sums = sum_chunks(parts, kSums);
-  const Standing before = standing_of(r);
   const double factor = factor_of(before, sums.data());
-  int64_t below = 0, capped = 0, fallbacks = 0;
+  int64_t below = 0;
   for (int i = 0; i < before.held; ++i) below += lies_below(r, before, i, factor);
-  for (int64_t k = 0; k < r.n; ++k) {
-    capped += counts_as(r, k, Status::kCapped);
-    fallbacks += counts_as(r, k, Status::kFallback);
-  }
-  return decide(r, before, sums.data(), below, capped, fallbacks);
+  return decide(r, before, sums.data(), below);
 }
 
 }  // namespace secureafl::cpu

@@ -31,8 +31,8 @@ struct Plan {
 
   Plan(const Round& r, const Verdict& v) {
     for (int64_t k = 0; k < r.n; ++k) {
-      if (k != r.client && r.wants(k, v)) estimated.push_back(k);
-      if (r.seen[k] && !(k == r.client && v.stored)) carried.push_back(k);
+      if (k != v.client && r.wants(k, v)) estimated.push_back(k);
+      if (r.seen[k] && !(k == v.client && v.stored)) carried.push_back(k);
     }
     count = static_cast<int64_t>(estimated.size()) + v.received;
     ranks = ranks_kept(r.rule, r.trim, count);
@@ -128,8 +128,8 @@ template <typename Stored>
 void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const float (&update)[kColumns],
                const float (&next)[kColumns], double* sums) {
   const PassSums at{r.n, r.m};
-  float *w = tile.w(r.client), *g = tile.g(r.client);
-  Stored *new_y = tile.slot(v.slot, r.client), *new_s = tile.slot(r.m + v.slot, r.client);
+  float *w = tile.w(v.client), *g = tile.g(v.client);
+  Stored *new_y = tile.slot(v.slot, v.client), *new_s = tile.slot(r.m + v.slot, v.client);
   float trained_on[kColumns], x[kColumns];
   load_columns(r.trained_on, tile.start, r.d, trained_on);
   for (int i = 0; i < kColumns; ++i) {
@@ -142,7 +142,7 @@ void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const
     x[i] = next[i] - trained_on[i];
   }
   for (int64_t j = 0; j < r.planes(); ++j) {
-    const Stored* row = tile.slot(j, r.client);
+    const Stored* row = tile.slot(j, v.client);
     sums[at.own_x(j)] += product(row, x);
     if (!v.pushed) continue;
     sums[at.own_s(j)] += product(row, new_s);

@@ -20,6 +20,9 @@ inline void step(const Round& r) {
   const Verdict v = judge_update(r);
   const std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
   const PassSums at{r.n, r.m};
+  for (int64_t k = 0; k < r.n; ++k) {
+    if (int64_t* count = counted_at(r, v, k)) ++*count;
+  }
   for_clients(r, [&](int64_t k, double* scratch) {
     for (int64_t j = 0; j <= r.planes(); ++j) scratch[j] = sums[at.slot(j, k)];  // slot(2m, k) is x(k)
     renew_products(Solo(), r, v, k, scratch, sums.data() + at.own_x(0));

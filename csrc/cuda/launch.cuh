@@ -18,6 +18,19 @@ inline void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string("secureafl: ") + what + ": " + cudaGetErrorString(error));
 }
 
+// Between a kernel and the next, if that was launched `early`: the next may begin what does not depend on this one;
+// it waits until this one is done and all that it wrote is there.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void wait_for_last() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Every launch goes through here: the tensors' device, torch's current stream, a check behind it. Nothing waits.
 class Launcher {
  public:
@@ -44,17 +57,39 @@ class Launcher {
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
                   const Args&... args) const {
+    launch(false, kernel, blocks, threads, shared_bytes, args...);
+  }
+
+  // The same for a kernel that calls wait_for_last: it may start as soon as the one before has called let_next_start in
+  // all its blocks, or left. GPUs that cannot do so start it behind the other, as always.
+  template <typename... Params, typename... Args>
+  void early(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes, const Args&... args) const {
+    launch(attribute(cudaDevAttrComputeCapabilityMajor) >= 9, kernel, blocks, threads, shared_bytes, args...);
+  }
+
+ private:
+  template <typename... Params, typename... Args>
+  void launch(bool early, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+              const Args&... args) const {
     if (blocks == 0) return;
     constexpr int64_t kUnasked = 48 * 1024;
     if (shared_bytes > kUnasked) {
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
             "shared memory");
     }
-    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream_>>>(args...);
-    check(cudaGetLastError(), "launch");
+    cudaLaunchAttribute serial{};
+    serial.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    serial.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_;
+    config.attrs = &serial;
+    config.numAttrs = early ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, kernel, args...), "launch");
   }
 
- private:
   int attribute(cudaDeviceAttr which) const {
     int value = 0;
     check(cudaDeviceGetAttribute(&value, which, device_), "device limits");

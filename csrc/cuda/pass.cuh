@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kHeld = P::kHeld, kLanes = P::kLanes;
   constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
   extern __shared__ char shared[];
-  const int n = static_cast<int>(r.n), client = static_cast<int>(r.client), tiles = static_cast<int>(r.tiles);
+  const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles);
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
   float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kFactors)
@@ -138,10 +138,12 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
   int index = team * gridDim.x + blockIdx.x;  // so that what is left for the last turn is spread over all blocks
   Coordinate here = fetch(index, 0);
 
-  const Verdict v = *scratch.verdict;
   for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
     factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
   }
+  wait_for_last();  // nothing above depends on the verdict
+  const Verdict v = *scratch.verdict;
+  const int client = v.client;
   const Lanes<kThreads, kColumns> lanes{exchange};
   Ranks<kLanes, kHeld> ranks(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
   __syncthreads();
@@ -253,6 +255,7 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
     here = next_here;
   }
 
+  let_next_start();
   // The teams of a block have seen different coordinates of the same rows: add them up, in order.
   __syncthreads();
   const PassSums at{n, kPairs};
@@ -338,7 +341,8 @@ PassPlan plan_pass(const Launcher& launch, const Round& r) {
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
   visit_pass<S>(r.n, r.m, [&](auto pass) {
-    launch(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r, scratch);
+    launch.early(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
+                 scratch);
   });
 }
 

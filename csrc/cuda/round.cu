@@ -14,6 +14,8 @@ namespace secureafl {
 
 class CudaRound {
  public:
+  static constexpr bool kHostReads = false;
+
   explicit CudaRound(const Tensor& on) : launch_(on.get_device_index()) {}
 
   static int64_t columns(const char* op, int64_t n, int64_t m) {
@@ -39,7 +41,8 @@ class CudaRound {
     } else {
       cuda::launch_pass<float>(launch_, plan, r, scratch);
     }
-    launch_(cuda::renew_kernel, r.n, cuda::kRenewThreads, bytes(cuda::renew_scratch(r.m)), r, scratch);
+    const int threads = cuda::renew_threads(r.n, launch_.multiprocessors());
+    launch_.early(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
   }
 
   void refresh(const Round& r) const { launch_(cuda::refresh_kernel, r.n, 32, bytes(solve_scratch(r.m)), r); }

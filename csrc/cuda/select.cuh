@@ -209,6 +209,10 @@ class Ranks {
         const float middle = from_key<float>(low);
         return kept_ % 2 == 1 ? middle : midpoint(middle, from_key<float>(high));
       }
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {  // a NaN that takes part is not one that does not
+        if (wanted_ >> i & 1) keys[i] = min(keys[i], kAbsent<float> - 1);
+      }
     }
     const Guess<float> near{!kSorts && rule == Rule::kMedian, to_key(guess)};
     return reduce_column<float>(HeldColumn<Lanes, kHeld>{lanes, keys, kept_}, rule, trim, near);

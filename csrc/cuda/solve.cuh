@@ -11,8 +11,6 @@ namespace secureafl::cuda {
 
 namespace cg = cooperative_groups;
 
-constexpr int kRenewThreads = 1024;  // a warp for each sum, even where a client's row is new
-
 static __global__ void refresh_kernel(Round r) {
   extern __shared__ double shared[];
   solve_client(WarpTeam(), r, blockIdx.x, shared);
@@ -26,8 +24,9 @@ static __global__ void renew_kernel(Round r, Scratch scratch) {
   const int n = static_cast<int>(r.n), k = blockIdx.x, planes = static_cast<int>(r.planes());
   const PassSums at{r.n, r.m};
   const int count = static_cast<int>(at.count()), first_own = static_cast<int>(at.own_x(0)), owned = count - first_own;
+  wait_for_last();
   const Verdict v = *scratch.verdict;
-  const bool fresh = k == r.client && v.stored;
+  const bool fresh = k == v.client && v.stored;
   double* sums = shared;            // (2m + 1): of the client's slots and x with the step
   double* own = sums + planes + 1;  // (owned): the last is v.v
   SECUREAFL_ROLLED
@@ -44,8 +43,17 @@ static __global__ void renew_kernel(Round r, Scratch scratch) {
   }
   __syncthreads();
   if (warp.meta_group_rank() != 0) return;
+  if (warp.thread_rank() == 0) {
+    if (int64_t* count = counted_at(r, v, k)) atomicAdd(reinterpret_cast<unsigned long long*>(count), 1ull);
+  }
   renew_products(WarpTeam(), r, v, k, sums, own);
   solve_client(WarpTeam(), r, k, own + owned);
+}
+
+// A warp for each sum, even where a client's row is new, if there is room for all blocks at once; else one for each
+// sum of the others.
+inline int renew_threads(int64_t clients, int64_t multiprocessors) {
+  return clients <= 2 * multiprocessors ? 1024 : 256;
 }
 
 // Doubles of shared memory that `renew_kernel` needs.

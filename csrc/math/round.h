@@ -23,6 +23,7 @@
 namespace secureafl::SECUREAFL_KIND {
 
 struct Verdict {
+  int32_t client;  // whose update it is
   Reason reason;
   bool received;  // the update takes part in the rule
   bool stored;    // it becomes the client's last
@@ -45,8 +46,8 @@ struct Round {
   const float* model;       // (d)
   const float* previous;    // (d): the model before that, or anything
   float* next_model;        // (d)
-  int64_t client;
-  bool backwards;  // the order in which tiles are walked: what the last round read last is still in the cache
+  const int64_t* client;    // (): on the device, so that one captured graph serves any client
+  bool backwards;           // the order in which tiles are walked: what the last round read last is still in the cache
   // state
   int64_t n, m, d, tiles, columns, room;
   bool half;             // slots are float16
@@ -71,7 +72,9 @@ struct Round {
 
   SECUREAFL_BOTH int64_t planes() const { return 2 * m; }
   // Whether row k takes part in the rule.
-  SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const { return k == client ? v.received : estimate && seen[k]; }
+  SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const {
+    return k == v.client ? v.received : estimate && seen[k];
+  }
 };
 
 // Where the sums of a pass lie: over all coordinates, of the step v with every slot as stored and with every x; then,
@@ -99,20 +102,29 @@ SECUREAFL_FN float half_scale(double square) {
 
 // What the server knows of the client before it decides.
 struct Standing {
+  int32_t client;
   bool known;
   int64_t recorded;     // factors ever put into Q
   int32_t held, place;  // how many of them Q holds, and where the next one goes
   int32_t pairs, oldest;
 };
 
+// A client that there is not, which only a device can be told of unchecked, is taken for the nearest.
+SECUREAFL_FN int32_t client_of(const Round& r) {
+  const int64_t client = *r.client, last = r.n - 1;
+  return static_cast<int32_t>(client < 0 ? 0 : client > last ? last : client);
+}
+
 SECUREAFL_FN Standing standing_of(const Round& r) {
   const int64_t recorded = *r.recorded;
-  return {r.seen[r.client],
+  const int32_t client = client_of(r);
+  return {client,
+          r.seen[client],
           recorded,
           static_cast<int32_t>(recorded < r.room ? recorded : r.room),
           static_cast<int32_t>(recorded < r.room ? recorded : recorded % r.room),
-          static_cast<int32_t>(r.pairs[r.client]),
-          static_cast<int32_t>(r.oldest[r.client])};
+          static_cast<int32_t>(r.pairs[client]),
+          static_cast<int32_t>(r.oldest[client])};
 }
 
 // The factor of this update, or NaN where there is none.
@@ -125,21 +137,23 @@ SECUREAFL_FN bool lies_below(const Round& r, const Standing& before, int i, doub
   return i != before.place && r.seen_factors[i] < factor;
 }
 
-// Of one client's correction, for the counts: capped, or given up.
-SECUREAFL_FN bool counts_as(const Round& r, int64_t k, Status status) {
-  return k != r.client && r.estimate && r.seen[k] && r.status[k] == status;
+// Where this round's correction of client k is counted, capped or given up; or nullptr. To be asked before the next
+// correction is solved for.
+SECUREAFL_FN int64_t* counted_at(const Round& r, const Verdict& v, int64_t k) {
+  if (k == v.client || !r.estimate || !r.seen[k]) return nullptr;
+  return r.status[k] == Status::kCapped ? r.counts + 3 : r.status[k] == Status::kFallback ? r.counts + 4 : nullptr;
 }
 
 // From the sums over the update to what is done with it, and the factor into Q. By one thread; `below` of Q's factors
-// lie below this one, `capped` and `fallbacks` corrections count as such.
-SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, int64_t below, int64_t capped,
-                            int64_t fallbacks) {
+// lie below this one.
+SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, int64_t below) {
   const bool known = before.known;
   const double factor = factor_of(before, sums);
   const bool defined = has_factor(sums, known);
   if (defined) r.seen_factors[before.place] = factor;
   if (defined) *r.recorded = before.recorded + 1;
   Verdict v{};
+  v.client = before.client;
   v.reason = judge(sums, known, r.filter, below, before.held + (defined && before.held < r.room), r.quantile);
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.received = accepted && r.receive;
@@ -152,10 +166,10 @@ SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double
   const bool full = before.pairs == r.m;
   v.slot = full ? before.oldest : before.pairs;
   if (v.pushed) {
-    r.pairs[r.client] = before.pairs + !full;
-    r.oldest[r.client] = full ? (before.oldest + 1) % static_cast<int32_t>(r.m) : before.oldest;
-    r.scales[r.client * r.planes() + v.slot] = v.y_scale;
-    r.scales[r.client * r.planes() + r.m + v.slot] = v.s_scale;
+    r.pairs[v.client] = before.pairs + !full;
+    r.oldest[v.client] = full ? (before.oldest + 1) % static_cast<int32_t>(r.m) : before.oldest;
+    r.scales[v.client * r.planes() + v.slot] = v.y_scale;
+    r.scales[v.client * r.planes() + r.m + v.slot] = v.s_scale;
   }
   *r.accepted = accepted;
   *r.factor = factor;
@@ -163,8 +177,6 @@ SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double
   r.counts[0] += accepted;
   r.counts[1] += !accepted;
   r.counts[2] += !finite;
-  r.counts[3] += capped;
-  r.counts[4] += fallbacks;
   return v;
 }
 
@@ -230,7 +242,7 @@ SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict
   const float* scales = r.scales + k * rows;
   double* gram = r.gram + k * packed(rows, 0);
   double* along = r.along + k * (rows + 2);
-  const bool fresh = k == r.client && v.stored;
+  const bool fresh = k == v.client && v.stored;
   const double *own_s = own + rows + 1, *own_y = own_s + rows, step_square = own_y[rows];
   SECUREAFL_ROLLED
   for (int j = team.rank(); j < rows; j += Team::kSize) {

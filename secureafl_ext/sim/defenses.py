@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Protocol
@@ -25,8 +25,18 @@ class Server(Protocol):
 
     @property
     def model(self) -> Tensor: ...
+    @property
+    def models(self) -> Tensor: ...  # (rows, d): version v in row v % rows
+    @property
+    def capturable(self) -> bool: ...  # whether `enqueue` exists
     def model_at(self, version: int) -> Tensor: ...
     def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...
+
+    def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:
+        """`submit` for a CUDA graph, by tensors: client (1) int64, update and trained_on (d), staleness () float64."""
+
+    def reserve(self, rounds: int) -> None: ...  # before such a graph
+    def phase(self) -> int: ...  # enqueued rounds of one phase are the same kernels on the same memory
 
 
 class Guarded:
@@ -37,31 +47,38 @@ class Guarded:
         self.version = 0
         self._words = (*rule.WORDS, "rejected: not finite")
         # Version v lies in row v % len.
-        self._models = torch.zeros(max_staleness + 1, len(model), dtype=model.dtype, device=model.device)
-        self._models[0] = model.detach()
+        self.models = torch.zeros(max_staleness + 2, len(model), dtype=model.dtype, device=model.device)
+        self.models[0] = model.detach()
+        # Numbers that a rule gets as tensors, ready: a round may be one of a CUDA graph.
+        self._clients = torch.arange(clients, device=model.device).split(1)
+        self._delays = torch.arange(max_staleness + 1, dtype=torch.float64, device=model.device).unbind()
 
     @property
     def model(self) -> Tensor:
         """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
-        return self._models[self.version % len(self._models)]
+        return self.models[self.version % len(self.models)]
 
     def model_at(self, version: int) -> Tensor:
         """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
         check_kept(f"{self.name}.model_at", version, self.version, self.max_staleness)
-        return self._models[version % len(self._models)]
+        return self.models[version % len(self.models)]
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """One round, accepted or not; a caller's mistake is an error, a version no longer kept a receipt."""
-        who, models = f"{self.name}.submit", self._models
+        who, models = f"{self.name}.submit", self.models
         client, version = check(who, models, models.dtype, self.clients, self.version, client, update, version)
         staleness = self.version - version
         if staleness > self.max_staleness:
             return stale(version, self.version, self.max_staleness, update.device)
+        trained_on = models[version % len(models)]
+        receipt = self.enqueue(self._clients[client], update.detach(), trained_on, self._delays[staleness])
+        return replace(receipt, staleness=staleness)
 
-        model, update = self.model, update.detach()
+    def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:
+        model = self.model
         finite = update.isfinite().all()
         known = torch.where(finite, update, 0)  # trusted samples are never asked about a NaN
-        arrival = Arrival(client, known, finite, model, self.model_at(version), staleness, self.version, self.lr)
+        arrival = Arrival(client, known, finite, model, trained_on, staleness, self._refreshes(), self.lr)
         step, accepted, factor, reason = self.rule.judge(arrival)
         stepped = model - self.lr * step
         # As in SecureAFL a coordinate never leaves the floats: what diverges ends in huge numbers.
@@ -70,7 +87,19 @@ class Guarded:
         self.model.copy_(new)
         factor = torch.where(finite, factor, torch.nan)
         reason = torch.where(finite, reason, len(self._words) - 1)
-        return Receipt(accepted, factor, staleness, self.version, reason, self._words)
+        return Receipt(accepted, factor, None, self.version, reason, self._words)
+
+    capturable = True
+
+    def reserve(self, rounds: int) -> None:
+        pass
+
+    def phase(self) -> int:
+        return self.version % len(self.models) + len(self.models) * self._refreshes()
+
+    def _refreshes(self) -> bool:
+        """Whether a rule with trusted samples takes a new gradient of them in this round."""
+        return self.version % getattr(self.rule, "every", 1) == 0
 
 
 @dataclass(frozen=True)

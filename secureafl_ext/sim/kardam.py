@@ -1,7 +1,5 @@
 """Kardam: the Lipschitz filter, the frequency filter, and dampening by staleness."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -9,8 +7,8 @@ from .. import ops
 from .rules import Arrival, Verdict, need
 
 DAMPENING = {
-    "off": lambda staleness, decay: 1.0,
-    "exp": lambda staleness, decay: math.exp(-decay * staleness),
+    "off": lambda staleness, decay: torch.ones_like(staleness),
+    "exp": lambda staleness, decay: torch.exp(-decay * staleness),
     "inverse": lambda staleness, decay: 1 / (1 + staleness),
 }
 FREQUENCIES = ("off", "lenient", "strict")
@@ -83,17 +81,23 @@ class Kardam:
     def _learn(self, arrival: Arrival) -> None:
         """The client's own coefficient. An upload at a model equal to its last one is ignored, as in the original."""
         i, update, trained_on = arrival.client, arrival.update, arrival.trained_on
-        moved = (trained_on != self.last_models[i]).any()
-        own = ops.lipschitz(update, self.last_updates[i], trained_on, self.last_models[i])
-        push = arrival.finite & self.seen[i] & moved & own.isfinite()
-        row = self.coefficients[i]
-        slot = (self.pushed[i] % len(row)).reshape(1)
-        row.scatter_(0, slot, torch.where(push, own, row.gather(0, slot)))
-        self.pushed[i] += push
-        replace = arrival.finite & (moved | ~self.seen[i])
-        self.last_updates[i] = torch.where(replace, update, self.last_updates[i])
-        self.last_models[i] = torch.where(replace, trained_on, self.last_models[i])
-        self.seen[i] |= arrival.finite
+        last_update, last_model, seen, pushed, row = (
+            rows.index_select(0, i)
+            for rows in (self.last_updates, self.last_models, self.seen, self.pushed, self.coefficients)
+        )  # (1, d), (1, d), (1), (1), (1, kept)
+        moved = (trained_on != last_model).any()
+        own = ops.lipschitz(update, last_update[0], trained_on, last_model[0])
+        push = arrival.finite & seen & moved & own.isfinite()
+        slot = (pushed % row.shape[1])[:, None]
+        replace = arrival.finite & (moved | ~seen)
+        for rows, new in (
+            (self.coefficients, row.scatter(1, slot, torch.where(push, own, row.gather(1, slot)))),
+            (self.pushed, pushed + push),
+            (self.last_updates, torch.where(replace, update, last_update)),
+            (self.last_models, torch.where(replace, trained_on, last_model)),
+            (self.seen, seen | arrival.finite),
+        ):
+            rows.index_copy_(0, i, new)
 
     def _smooth(self, factor: Tensor) -> Tensor:
         """At most the quantile over clients of each one's largest coefficient; true while nobody has one."""
@@ -107,7 +111,7 @@ class Kardam:
         bound = torch.where(below == above, below, below + (place - low) * (above - below))
         return (factor <= bound) | (last < 0)
 
-    def _frequent(self, client: int) -> Tensor:
+    def _frequent(self, client: Tensor) -> Tensor:
         times = (self.recent == client).sum()
         if self.frequency == "off":
             return torch.zeros_like(times, dtype=torch.bool)

@@ -17,13 +17,13 @@ from .. import ops
 class Arrival:
     """One update as a rule sees it."""
 
-    client: int
+    client: Tensor  # (1) int64
     update: Tensor  # (d); zeros where it was not finite
     finite: Tensor  # () bool
     model: Tensor  # (d) the current one
     trained_on: Tensor  # (d) the one the client had
-    staleness: int
-    version: int  # of the server, before this round: how many rounds there were
+    staleness: Tensor  # () float64
+    refresh: bool  # whether a rule that keeps a trusted gradient takes a new one
     lr: float
 
 
@@ -83,7 +83,8 @@ class BASGD:
         counters = {"dtype": torch.int64, "device": model.device}
         self.means = torch.zeros(size, len(model), dtype=model.dtype, device=model.device)
         self.counts = torch.zeros(size, **counters)
-        self.mapping = torch.arange(clients, **counters)
+        self.clients = torch.arange(clients, **counters)
+        self.mapping = self.clients.clone()
         self.heard = torch.zeros(clients, dtype=torch.bool, device=model.device)  # since the last step
         self.waited, self.steps = torch.zeros((), **counters), torch.zeros((), **counters)
         self.nothing = torch.full((), torch.nan, dtype=torch.float64, device=model.device)
@@ -98,9 +99,9 @@ class BASGD:
         return Verdict(torch.where(full, middle, 0), arrival.finite, self.nothing, full.long())
 
     def _fill(self, arrival: Arrival) -> None:
-        buffer = (self.mapping[arrival.client] % len(self.means)).reshape(1)
-        count = self.counts[buffer].reshape(()) + arrival.finite
-        mean = self.means[buffer][0]
+        buffer = self.mapping.index_select(0, arrival.client) % len(self.means)
+        count = self.counts.index_select(0, buffer).reshape(()) + arrival.finite
+        mean = self.means.index_select(0, buffer)[0]
         # Weighted so, not by adding a difference: the first update of a buffer replaces whatever an old step left.
         added = mean * ((count - 1).double() / count) + arrival.update / count
         self.means.index_copy_(0, buffer, torch.where(arrival.finite, added, mean)[None])
@@ -108,7 +109,7 @@ class BASGD:
 
     def _spread(self, arrival: Arrival, full: Tensor) -> None:
         """Who sends often may sit in few buffers and leave the others to clients that never come (recalled rule)."""
-        self.heard[arrival.client] |= arrival.finite
+        self.heard |= (self.clients == arrival.client) & arrival.finite
         self.waited += arrival.finite
         due = ~full & (self.waited >= self.interval)
         self.mapping.copy_(torch.where(due & self.heard, self.heard.cumsum(0) - 1, self.mapping))
@@ -165,9 +166,10 @@ class AsyncDefender:
         warm = self.taken < self.warmup
         weight = WEIGHTS[self.weight](alike)
         if self.credibility:
-            share = 0.9 * self.credible[arrival.client] + 0.1 * (alike > 0).double()
-            self.credible[arrival.client] = torch.where(arrival.finite & ~warm, share, self.credible[arrival.client])
-            weight = weight * self.credible[arrival.client]
+            before = self.credible.index_select(0, arrival.client)
+            share = torch.where(arrival.finite & ~warm, 0.9 * before + 0.1 * (alike > 0).double(), before)
+            self.credible.index_copy_(0, arrival.client, share)
+            weight = weight * share[0]
         weight = torch.where(warm, 1.0, weight)
         accepted = arrival.finite & (weight > 0)
 

@@ -54,17 +54,19 @@ class Sageflow:
         self.trusted, self.mode, self.candidate = trusted, mode, candidate
         self.bound = threshold * math.log(classes) / math.log(10)
         self.delta, self.decay, self.warmup = delta, decay, warmup
+        self.rounds = torch.zeros((), dtype=torch.int64, device=model.device)
 
     def judge(self, arrival: Arrival) -> Verdict:
         start = arrival.model if self.candidate == "current" else arrival.trained_on
         loss, entropy = (x.detach().double() for x in self.trusted.evaluate(start - arrival.lr * arrival.update))
         sure = entropy < self.bound  # so a NaN is not
-        warm = arrival.version < self.warmup
+        warm = self.rounds < self.warmup
+        self.rounds += 1
         step = arrival.update * (arrival.staleness + 1) ** -self.decay
         if self.mode == "anchored":
             now, _ = self.trusted.evaluate(arrival.model)
             step = step * 2 / (1 + (loss / now.detach().double()) ** self.delta)
-        reason = torch.ones_like(sure, dtype=torch.int64) if warm else 2 * (~sure).long()
+        reason = torch.where(warm, 1, 2 * (~sure).long())
         return Verdict(step, arrival.finite & (sure | warm), entropy, reason)
 
 
@@ -86,7 +88,7 @@ class Zeno:
         self.reference = torch.zeros_like(model)  # v_s
 
     def judge(self, arrival: Arrival) -> Verdict:
-        if arrival.version % self.every == 0:
+        if arrival.refresh:
             self.reference.copy_(self.trusted.gradient(arrival.model).detach())
         length = norm(self.reference)
         scale = length / norm(arrival.update)
@@ -122,7 +124,7 @@ class AFLGuard:
         self.reference = torch.zeros_like(model)  # g_s
 
     def judge(self, arrival: Arrival) -> Verdict:
-        if arrival.version % self.every == 0:
+        if arrival.refresh:
             self.reference.copy_(self.trusted.gradient(arrival.model).detach())
         if self.test == "norm":
             away, length = norm(arrival.update - self.reference), norm(self.reference)

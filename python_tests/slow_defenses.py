@@ -58,7 +58,7 @@ class Kardam:
             self.uploads[i] = (g, wv)
         k_hat = norm(g) / norm(w) if self.last is None else norm(g - self.last[0]) / norm(w - self.last[1])
         table = [max(values) for values in self.lists.values()]
-        smooth = not table or k_hat <= np.quantile(table, self.q)
+        smooth = not table or k_hat <= np.quantile(table, self.q, method="lower")
         recent = self.ids[len(self.ids) - 2 * self.f :] if self.f and len(self.ids) > 2 * self.f else self.ids
         recent = recent if self.f else []
         often = (self.frequency == "strict" and i in recent) or (

@@ -175,7 +175,7 @@ NEEDS = {"sageflow": {"warmup": 10, "threshold": 1.5}}  # so that the filter sho
 def test_every_setting_matters(name, setting):
     usual = NEEDS.get(name, {})
     changed = {**usual, setting: OTHER_SETTINGS[name][setting]}
-    assert not torch.equal(arrivals(name, 0, 60, **usual).model, arrivals(name, 0, 60, **changed).model)
+    assert not torch.equal(arrivals(name, 0, 150, **usual).model, arrivals(name, 0, 150, **changed).model)
 
 
 def test_every_setting_is_covered_above():

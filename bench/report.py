@@ -59,8 +59,8 @@ def skipped(sizes: Iterable[tuple[int, ...]]) -> str:
     return f"Skipped, twice their state being more than 60 % of the free memory: {names or 'none'}."
 
 
-def write(out: Path, name: str, text: str, rows: Sequence[Row]) -> None:
-    """NAME.md, which is printed too, NAME.csv and NAME.png."""
+def write(out: Path, name: str, text: str, rows: Sequence[Row], picture: bool = True) -> None:
+    """NAME.md, which is printed too, NAME.csv and, of what is timed over sizes, NAME.png."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.md").write_text(text + "\n")
     print(text)
@@ -69,6 +69,8 @@ def write(out: Path, name: str, text: str, rows: Sequence[Row]) -> None:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+    if not picture:
+        return
     try:
         import plot  # only now, and not at any price: a machine with a GPU often has no matplotlib
     except ImportError:

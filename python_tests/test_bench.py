@@ -19,7 +19,8 @@ def run(name: str, out: Path, *arguments: str) -> tuple[str, list[dict[str, str]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     text = (out / f"{name}.md").read_text()
     assert done.stdout == text
-    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    if name != "simulator":  # which has no sizes to draw over
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with (out / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert all(float(row["ms"]) > 0 for row in rows)
@@ -61,3 +62,13 @@ def test_a_wrong_server_is_not_timed(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode != 0 and "AssertionError" in done.stderr
         assert not (tmp_path / name).exists()
+
+
+def test_simulator_times_rounds_and_their_parts(tmp_path):
+    text, rows = run("simulator", tmp_path)
+    assert "python bench/simulator.py" in text and "seed 0" in text
+    assert {(row["table"], row["how"]) for row in rows} == {
+        *((table, how) for table in ("defense", "gradient", "server") for how in ("async-sgd", "secureafl")),
+        ("attack", "sign-flip"),
+    }
+    assert {(row["n"], row["d"]) for row in rows} == {("5", "139960")}

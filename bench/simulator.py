@@ -1,0 +1,116 @@
+"""Time whole simulated rounds, gradient, attack and server, and what the loop adds to their parts.
+
+python bench/simulator.py [--device cpu|cuda] [--quick] [--out DIR]
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from report import SEED, Row, head, options, ratio, table, write
+from timing import Clock
+from tqdm import tqdm
+
+from secureafl_ext.sim import loop
+from secureafl_ext.sim.attacks import ATTACKS
+from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.sim.settings import Settings
+
+MUST = {"async-sgd": 0.120, "secureafl": 0.200}  # ms a round on an H200 with 50 clients
+GRADIENT, SERVER = "gradient", "server"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rounds: int  # timed
+    clients: int
+    defenses: tuple[str, ...]  # each without an attack
+    attacks: tuple[str, ...]  # each against SecureAFL
+    repeats: int
+
+
+ALL = tuple(name for name in DEFENSES if not name.startswith("secureafl-"))
+SIZES = {
+    "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), 20),
+    "quick": Sizes(40, 50, ("async-sgd", "secureafl"), ("gaussian",), 3),
+    "tiny": Sizes(4, 5, ("async-sgd", "secureafl"), ("sign-flip",), 1),
+}
+ON_CPU = 200  # rounds: a hundredth of a GPU's speed
+
+
+def settings(device: str, sizes: Sizes, rounds: int, **changed: object) -> Settings:
+    """Two stretches: the first for all that is captured, allocated and loaded once, the second for the clock."""
+    fixed = {"clients": sizes.clients, "seed": SEED, "device": device, "rounds": 2 * rounds, "evaluations": 2}
+    return Settings(**fixed, **changed).resolve()
+
+
+def round_ms(chosen: Settings) -> float:
+    """A round, on average over the second half of a run."""
+    with loop.side_stream(chosen.device), loop.exact():
+        rounds = loop.Rounds(chosen)
+        half = len(rounds.plan)
+        rounds.advance(half)
+        rounds.at.item()
+        start = time.perf_counter()
+        rounds.advance(half)
+        rounds.at.item()
+        return 1e3 * (time.perf_counter() - start) / half
+
+
+def part_ms(chosen: Settings, clock: Clock) -> dict[str, float]:
+    """Gradient and server of a round alone, on a GPU in graphs of several."""
+    with loop.side_stream(chosen.device), loop.exact():
+        rounds = loop.Rounds(chosen)
+        samples = rounds.federation.draw(torch.arange(chosen.clients)).to(chosen.device)
+        x, y = rounds.data.train(samples[0])
+        server, model = rounds.server, rounds.federation.start
+        rounds.advance(min(len(rounds.plan), 3 * chosen.clients))
+        who = torch.zeros(1, dtype=torch.int64, device=chosen.device)
+        stale = torch.zeros((), dtype=torch.float64, device=chosen.device)
+        update = rounds.net.gradient(model, x, y)
+        parts = {
+            GRADIENT: lambda: rounds.net.gradient(model, x, y),
+            SERVER: lambda: server.enqueue(who, update, model, stale),
+        }
+        return {name: clock.graph_ms(call) or clock.ms(call) for name, call in parts.items()}
+
+
+def main() -> None:
+    chosen = options(__doc__.splitlines()[0], SIZES)
+    sizes, device = SIZES[chosen.sizes], chosen.device
+    count = min(sizes.rounds, ON_CPU) if device == "cpu" else sizes.rounds
+    clock = Clock(device, sizes.repeats)
+    rows, lines = [], {"defense": [], "attack": []}
+    cases = [("defense", name, {"defense": name, "attack": "none"}) for name in sizes.defenses]
+    cases += [("attack", name, {"defense": "secureafl", "attack": name}) for name in sizes.attacks]
+    for kind, name, changed in tqdm(cases, unit="case", leave=False):
+        one = settings(device, sizes, count, **changed)
+        whole = round_ms(one)
+        d, m = loop.Federation(one).net.size, one.memory
+        rows.append(Row(kind, name, sizes.clients, d, m, whole))
+        if kind == "attack":
+            lines[kind].append((name, f"{whole:.3f}", f"{1e3 / whole:,.0f}"))
+            continue
+        parts = part_ms(replace(one, attack="none"), clock)
+        rows += [Row(part, name, sizes.clients, d, m, ms) for part, ms in parts.items()]
+        must = MUST.get(name) if device == "cuda" and sizes.clients == 50 else None
+        both = sum(parts.values())
+        cells = [f"{ms:.3f}" for ms in (*parts.values(), whole)]
+        lines[kind].append((name, *cells, ratio(whole, both), f"{1e3 / whole:,.0f}", must))
+    parts = [
+        head("The simulator", device),
+        f"The paper's CNN on {one.dataset}, batch {one.batch}, {sizes.clients} clients; mean over {count:,} rounds "
+        f"after as many to warm up. On a GPU every round is a CUDA graph.",
+        "## Rounds without an attack",
+        table(
+            ("defense", "gradient ms", "server ms", "round ms", "x parts", "rounds/s", "must ms"),
+            lines["defense"],
+        ),
+        "## Rounds of SecureAFL, a fifth of the clients malicious",
+        table(("attack", "round ms", "rounds/s"), lines["attack"]),
+    ]
+    write(chosen.out, "simulator", "\n\n".join(parts), rows, picture=False)
+
+
+if __name__ == "__main__":
+    main()

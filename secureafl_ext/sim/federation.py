@@ -1,0 +1,99 @@
+"""The clients of one run: what data each holds, who is malicious, who comes when, and with which samples."""
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from . import arrivals, data, models, partition
+from .attacks import Scene
+from .data import Dataset
+from .defenses import Trusted
+from .settings import Settings
+
+
+class Federation:
+    """All that is drawn once, from settings that are resolved. Every draw has a stream of its own, so that a run
+    differs from another only in what their settings differ in: the same clients come at the same time, whatever the
+    defense.
+
+    malicious, honest: client numbers, ascending    start: (d) the first model    scene: what the adversary gets
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.data = loaded(settings.dataset, settings.data_dir, settings.device)
+        self.net = models.build(settings.model, self.data.shape, self.data.classes)
+        self.start = self.net.start(stream(settings, "start")).to(settings.device)
+        shares = shared_out(settings, self.data)
+        self._order = torch.cat(shares)  # samples, client after client
+        self._sizes = torch.tensor([len(share) for share in shares])
+        self._first = self._sizes.cumsum(0) - self._sizes
+        self._draws = torch.Generator().manual_seed(stream(settings, "samples"))
+        chosen = torch.randperm(settings.clients, generator=torch.Generator().manual_seed(stream(settings, "malice")))
+        self.malicious = chosen[: settings.attackers].sort().values
+        self.honest = chosen[settings.attackers :].sort().values
+        self.arrivals = arriving(settings)
+        self.scene = Scene(
+            self.net,
+            self.data,
+            settings.lr,
+            settings.clients,
+            self.malicious.to(settings.device),
+            stream(settings, "attack"),
+        )
+
+    def draw(self, clients: Tensor) -> Tensor:
+        """(.., B): a minibatch of each of these clients (..), drawn with replacement from its own samples."""
+        u = torch.rand(*clients.shape, self.settings.batch, generator=self._draws, dtype=torch.float64)
+        within = (u * self._sizes[clients][..., None]).long()
+        return self._order[self._first[clients][..., None] + within]
+
+    def some_honest(self, rounds: int, count: int) -> Tensor:
+        """(rounds, count): honest clients, each round other ones unless all are asked for."""
+        if count >= len(self.honest):
+            return self.honest.expand(rounds, -1)
+        mixed = torch.rand(rounds, len(self.honest), generator=self._draws).argsort(1)[:, :count]
+        return self.honest[mixed]
+
+    def trusted(self) -> Trusted:
+        """What the server asks of its own clean samples, drawn from the clients' all together."""
+        generator = torch.Generator().manual_seed(stream(self.settings, "trusted"))
+        chosen = torch.randperm(len(self.data.train_y), generator=generator)[: self.settings.trusted]
+        x, y = self.data.train(chosen.to(self.settings.device))
+
+        def evaluate(model: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.net.predict(model, x)
+            log_p = logits.log_softmax(1)
+            return F.cross_entropy(logits, y), -(log_p.exp() * log_p).sum(1).mean()
+
+        return Trusted(lambda model: self.net.gradient(model, x, y), evaluate)
+
+
+@lru_cache(maxsize=4)
+def loaded(name: str, data_dir: str | None, device: str) -> Dataset:
+    """Once in a device's memory, whatever number of runs there is."""
+    return data.load(name, data_dir).to(device)
+
+
+def stream(settings: Settings, purpose: str) -> int:
+    """A seed for one purpose."""
+    return int.from_bytes(hashlib.sha256(f"{purpose} {settings.seed}".encode()).digest()[:6])
+
+
+def shared_out(settings: Settings, data: Dataset) -> list[Tensor]:
+    labels, seed = data.train_y, stream(settings, "partition")
+    if not data.classes:
+        return partition.stretches(len(labels), settings.clients)
+    if settings.partition == "dirichlet":
+        return partition.dirichlet(labels, settings.clients, settings.concentration, seed)
+    return partition.skewed(labels, data.classes, settings.clients, settings.degree, seed)
+
+
+def arriving(settings: Settings) -> arrivals.Arrivals:
+    sizes = settings.rounds, settings.clients, settings.delay
+    if settings.arrivals == "clock":
+        return arrivals.clock(*sizes, settings.spread, stream(settings, "arrivals"))
+    return arrivals.uniform(*sizes, stream(settings, "arrivals"))

@@ -1,0 +1,285 @@
+"""One run: rounds in stretches from evaluation to evaluation; on a GPU each round is a CUDA graph."""
+
+import gc
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import attacks, defenses, metrics
+from .attacks import View
+from .federation import Federation
+from .settings import Settings
+
+HEAD = 3  # columns of a plan's row before the samples: client, row of the ring, staleness
+SIDE_BY_SIDE = 4  # runs at a time on one GPU: more do not make it faster
+CAPTURING, STREAMS = threading.Lock(), threading.local()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation."""
+
+    round: int
+    error: float  # share of wrong classes, or root mean squared error; inf where a regression has diverged
+    asr: float | None  # how often a backdoor opens; None without one
+
+
+@dataclass(frozen=True)
+class Outcome:
+    settings: Settings  # resolved
+    curve: list[Point]
+    summary: dict[str, float | int | bool | None]
+
+
+class Rounds:
+    """A federation, a defense and an attack, and the tables on the device that one round after the other reads.
+
+    plan: (stretch, 3 + B) int64: client, row of the ring of models, staleness, samples
+    extra: (malicious rounds of the stretch, own - 1 + honest, B) int64: what else an attack asks for
+    Nothing of a round is decided on the host but its kind, honest or malicious, so that a captured one serves for all.
+    """
+
+    def __init__(self, settings: Settings):
+        self.federation = federation = Federation(settings)
+        self.settings, self.net, self.data = settings, federation.net, federation.data
+        trusted = federation.trusted() if defenses.DEFENSES[settings.defense].needs_trusted else None
+        self.server = defenses.make(
+            settings.defense,
+            federation.start,
+            settings.clients,
+            settings.lr,
+            settings.delay,
+            trusted,
+            **defense_settings(settings, self.data.classes),
+        )
+        self.server.reserve(settings.rounds)
+        self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
+        self.done = 0
+        self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)  # (rounds)
+        stretch = -(-settings.rounds // settings.evaluations)
+        most = max((int(part.sum()) for part in self.is_malicious.split(stretch)), default=0)
+        batches = self.attack.own - 1 + self.attack.honest
+
+        def table(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=settings.device)
+
+        self.plan = table(stretch, HEAD + settings.batch)
+        self.extra = table(most, batches, settings.batch)
+        self.accepted = table(settings.rounds, dtype=torch.bool)
+        self.at, self.logged, self.extra_at = (table(1) for _ in range(3))
+        self.captured = Captured() if settings.device.startswith("cuda") and self.server.capturable else None
+
+    def advance(self, rounds: int) -> None:
+        """The next so many rounds, a stretch at most. Does not wait for the device."""
+        part = slice(self.done, self.done + rounds)
+        client, staleness = (table[part] for table in self.federation.arrivals[:2])
+        kinds = self.is_malicious[part]
+        version = torch.arange(self.done, self.done + rounds) - staleness
+        head = torch.stack([client, version % len(self.server.models), staleness], 1)
+        self.plan[:rounds].copy_(torch.cat([head, self.federation.draw(client)], 1))
+        self.extra[: int(kinds.sum())].copy_(self._extra(client[kinds]))
+        self.at.zero_()
+        self.extra_at.zero_()
+        for i, malicious in enumerate(kinds.tolist()):
+            if malicious:
+                self.attack.before()
+            if self.captured:
+                self.captured.round(self, malicious)
+            else:
+                self.round(malicious, int(client[i]), int(version[i]))
+        self.done += rounds
+
+    def _extra(self, clients: Tensor) -> Tensor:
+        """Samples for the attacks of these malicious clients (rounds), in the order in which they come."""
+        own = clients[:, None].expand(-1, self.attack.own - 1)
+        return self.federation.draw(torch.cat([own, self.federation.some_honest(len(clients), self.attack.honest)], 1))
+
+    def round(self, malicious: bool, client: int | None = None, version: int | None = None) -> None:
+        """One round: the row of the plan that `at` points to. Without numbers for the host it can be captured."""
+        server, row = self.server, self.plan.index_select(0, self.at)[0]
+        who, samples = row[:1], row[HEAD:]
+        trained_on = server.models.index_select(0, row[1:2])[0].to(server.model.dtype)
+        if malicious:
+            view = self._view(who, samples, trained_on)
+            update = self.attack.update(view)
+        else:
+            update = self.net.gradient(trained_on, *self.data.train(samples))
+        if server.capturable:
+            receipt = server.enqueue(who, update, trained_on, row[2].double())
+        else:
+            receipt = server.submit(client, update, version)
+        if malicious:
+            self.attack.after(view, server.model)
+        self.accepted.index_copy_(0, self.logged, receipt.accepted.reshape(1))
+        self.at += 1
+        self.logged += 1
+
+    def _view(self, who: Tensor, samples: Tensor, trained_on: Tensor) -> View:
+        more = self.extra.index_select(0, self.extra_at)[0]
+        self.extra_at += 1
+        own = torch.cat([samples[None], more[: self.attack.own - 1]])
+        return View(who, trained_on, self.server.model, own, more[self.attack.own - 1 :], self.server)
+
+    def evaluate(self) -> Point:
+        model, trigger = self.server.model, self.attack.trigger
+        error = metrics.error(self.net, self.data, model)
+        return Point(self.done, error, metrics.success(self.net, self.data, model, trigger) if trigger else None)
+
+    def estimation_error(self) -> float | None:
+        """How far the server's estimates of the honest clients it knows are from gradients of theirs, now."""
+        known = self.federation.honest[self.server.seen.cpu()[self.federation.honest]]
+        if len(known) == 0:
+            return None
+        x, y = self.data.train(self.federation.draw(known).to(self.settings.device))
+        return metrics.estimation(
+            self.server.estimates()[known.to(self.settings.device)], self.net.gradients(self.server.model, x, y)
+        )
+
+
+class Captured:
+    """Rounds as CUDA graphs, one for each kind and phase of the server; the first of a kind runs as it is, for what
+    libraries set up on first use. All of one run share their memory: they are replayed one after the other."""
+
+    def __init__(self):
+        self.graphs, self.warm = {}, set()
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def round(self, rounds: Rounds, malicious: bool) -> None:
+        server = rounds.server
+        key = malicious, server.phase()
+        if malicious not in self.warm:
+            self.warm.add(malicious)
+            rounds.round(malicious)
+            return
+        if key in self.graphs:
+            server.version += 1
+        else:
+            self.graphs[key] = self._capture(rounds, malicious)  # which counts the version on, but runs nothing yet
+        self.graphs[key].replay()
+
+    def _capture(self, rounds: Rounds, malicious: bool) -> torch.cuda.CUDAGraph:
+        """Without what torch.cuda.graph does around it: to collect garbage each time would take longer than the rest.
+
+        But none may be collected meanwhile: a graph of an earlier run must not be freed while this thread captures.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with CAPTURING:
+            collects = gc.isenabled()
+            gc.disable()
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
+                rounds.round(malicious)
+            finally:
+                graph.capture_end()
+                if collects:
+                    gc.enable()
+        return graph
+
+
+def run(
+    settings: Settings,
+    watch: Callable[[Point], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """One run from its first round to its last; `watch` sees every evaluation, `stop` ends it before the next."""
+    with side_stream(settings.device), exact():
+        return _run(settings.resolve(), watch, stop)
+
+
+def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: threading.Event | None) -> Outcome:
+    began = time.perf_counter()
+    rounds, curve, errors, spent = Rounds(settings), [], [], 0.0
+    stretch = len(rounds.plan)
+    while rounds.done < settings.rounds:
+        if stop is not None and stop.is_set():
+            raise KeyboardInterrupt
+        before = time.perf_counter()
+        rounds.advance(min(stretch, settings.rounds - rounds.done))
+        rounds.at.item()  # waits
+        spent += time.perf_counter() - before
+        curve.append(rounds.evaluate())
+        if settings.estimation_error and hasattr(rounds.server, "estimates"):
+            errors.append(rounds.estimation_error())
+        if watch is not None:
+            watch(curve[-1])
+    known = [error for error in errors if error is not None]
+    summary = {
+        "error": curve[-1].error,
+        "asr": curve[-1].asr,
+        "diverged": diverged(curve[-1].error, rounds.data.classes),
+        **metrics.verdicts(rounds.accepted.cpu(), rounds.is_malicious),
+        "late": rounds.federation.arrivals.late,
+        "estimation_error": sum(known) / len(known) if known else None,
+        "rounds_per_second": settings.rounds / spent,
+        "seconds": time.perf_counter() - began,
+    }
+    return Outcome(settings, curve, summary)
+
+
+def run_many(
+    many: list[Settings],
+    watch: Callable[[int, Point], None] | None = None,
+    done: Callable[[int, Outcome], None] | None = None,
+) -> None:
+    """Several runs, on a GPU some of them side by side. The callbacks get a run's place in the list, one at a time."""
+    stop, one_at_a_time = threading.Event(), threading.Lock()
+
+    def say(what: Callable | None, *arguments: object) -> None:
+        if what is not None:
+            with one_at_a_time:
+                what(*arguments)
+
+    def one(i: int) -> None:
+        say(done, i, run(many[i], lambda point: say(watch, i, point), stop))
+
+    if not all(settings.device.startswith("cuda") for settings in many):
+        for i in range(len(many)):
+            one(i)
+        return
+    with exact(), ThreadPoolExecutor(SIDE_BY_SIDE) as pool:  # threads that set flags by turns must find the same ones
+        futures = [pool.submit(one, i) for i in range(len(many))]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def defense_settings(settings: Settings, classes: int) -> dict[str, object]:
+    """What a defense is set to: what it shares with the run, then its own options."""
+    shared = {
+        "kardam": {"malicious": round(settings.malicious * settings.clients)},
+        "sageflow": {"classes": classes},
+    }
+    ours = {name: getattr(settings, name) for name in ("quantile", "memory", "max_norm", "trust")}
+    common = ours if settings.defense.startswith("secureafl") else shared.get(settings.defense, {})
+    return {**common, **settings.defense_options}
+
+
+def diverged(error: float, classes: int) -> bool:
+    """No better than one answer to all questions; a regression: infinitely wrong."""
+    return error >= 1 - 1 / classes - 1e-9 if classes else math.isinf(error)
+
+
+def side_stream(device: str):
+    """Runs side by side need a stream each, and the default one cannot be captured. A thread keeps its own: torch hands
+    out the same few again and again."""
+    if not device.startswith("cuda"):
+        return nullcontext()
+    if device not in vars(STREAMS):
+        setattr(STREAMS, device, torch.cuda.Stream(device))
+    return torch.cuda.stream(getattr(STREAMS, device))
+
+
+def exact():
+    """The same sums in the same order, in float32, from every library: one seed, one result."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)

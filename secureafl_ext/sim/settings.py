@@ -1,0 +1,120 @@
+"""One run's settings: the command line, the TOML file, the results and the loop all speak of this one dataclass."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from . import data
+from .attacks import ATTACKS
+from .defenses import DEFENSES
+from .models import MODELS
+
+ARRIVALS = {
+    "uniform": "the paper's: any client, any of the kept versions, all alike",
+    "clock": "clients of different speeds in an event queue; staleness is what comes of it",
+}
+PARTITIONS = {
+    "skewed": "the paper's: a label goes to its own group of clients with probability `degree`",
+    "dirichlet": "every label dealt by shares from a Dirichlet distribution of `concentration`",
+}
+SMALL = ("tiny-imagenet", "udacity")  # the paper has 10 clients there
+
+
+class UndefinedError(ValueError):
+    """Each setting is fine, but the two have no meaning together: a grid leaves such a run out."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """None stands for a default that depends on other fields; `resolve` fills it in."""
+
+    dataset: str = data.DEFAULT
+    data_dir: str | None = None  # where to look first
+    model: str | None = None  # cnn; resnet20 for colour images with labels
+    clients: int | None = None  # n: 50; 10 for tiny-imagenet and udacity, 20 on the embedded data
+    malicious: float = 0.2  # share of the clients that attack
+    attack: str = "none"
+    attack_options: dict[str, object] = field(default_factory=dict)  # of that attack: `secureafl list attacks`
+    defense: str = "secureafl"
+    defense_options: dict[str, object] = field(default_factory=dict)  # of that defense: `secureafl list defenses`
+    rounds: int | None = None  # 20,000; 400 on the embedded data
+    batch: int | None = None  # samples per gradient: 32; 64 for colour images
+    lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, whose runs are short
+    delay: int | None = None  # tau_max: an upload on an older version is refused: 10; with `clock` 4 per client
+    arrivals: str = "uniform"
+    spread: float = 1.0  # of `clock`: standard deviation of the logarithm of the clients' speeds
+    partition: str = "skewed"
+    degree: float = 0.5  # x of `skewed`: how far from alike the clients' labels are
+    concentration: float = 0.5  # of `dirichlet`
+    trusted: int = 100  # clean samples that the server holds, for the defenses that need them
+    # SecureAFL and its variants alone; for the other defenses they mean nothing
+    quantile: float = 0.8  # alpha
+    memory: int = 3  # epsilon: pairs kept of every client
+    max_norm: float = 50.0  # G
+    trust: float = 1.0  # cap on a correction, in norms of the update it corrects
+    # what is looked at, and where it runs
+    evaluations: int = 20  # points of the curve
+    estimation_error: bool = False  # compare estimates with true gradients at every evaluation
+    seed: int = 0
+    device: str = "cpu"
+
+    def resolve(self) -> "Settings":
+        """With every None filled in; refuses what cannot be run, in words."""
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+        embedded = self.dataset == data.DEFAULT
+        grey = embedded or self.dataset == "fashion-mnist"
+        filled = {
+            "model": "cnn" if grey or self.dataset == "udacity" else "resnet20",
+            "clients": 20 if embedded else 10 if self.dataset in SMALL else 50,
+            "rounds": 400 if embedded else 20_000,
+            "batch": 32 if grey else 64,
+            "lr": 0.05 if embedded else 0.01,
+        }
+        filled["delay"] = 10 if self.arrivals == "uniform" else 4 * (self.clients or filled["clients"])
+        whole = replace(self, **{name: value for name, value in filled.items() if getattr(self, name) is None})
+        whole._check()
+        return whole
+
+    def _check(self) -> None:
+        for name, low, high in BOUNDS:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
+                raise ValueError(f"{name} must be {limits}, got {value}")
+        if self.dataset == "udacity" and ATTACKS[self.attack].needs_labels:
+            raise UndefinedError(f"attack {self.attack!r} changes labels, and udacity has none: it is a regression")
+        if self.dataset == "udacity" and self.defense == "sageflow":
+            raise UndefinedError("defense 'sageflow' asks for the entropy of a prediction, and udacity is a regression")
+
+    @property
+    def attackers(self) -> int:
+        """How many clients are malicious; the settings must be resolved."""
+        return round(self.malicious * self.clients) if self.attack != "none" else 0
+
+
+CHOICES = {
+    "dataset": data.SOURCES,
+    "model": MODELS,
+    "attack": ATTACKS,
+    "defense": DEFENSES,
+    "arrivals": ARRIVALS,
+    "partition": PARTITIONS,
+}
+BOUNDS = (
+    ("clients", 1, math.inf),
+    ("malicious", 0, 1),
+    ("rounds", 1, math.inf),
+    ("batch", 1, math.inf),
+    ("lr", 0, math.inf),
+    ("delay", 0, math.inf),
+    ("spread", 0, math.inf),
+    ("degree", 0, 1),
+    ("trusted", 1, math.inf),
+    ("quantile", 0, 1),
+    ("memory", 0, math.inf),
+    ("max_norm", 0, math.inf),
+    ("trust", 0, math.inf),
+    ("evaluations", 1, math.inf),
+)

@@ -1,0 +1,480 @@
+"""The command line, around a loop that only pretends to learn."""
+
+import json
+import sys
+from dataclasses import fields, replace
+
+import pytest
+
+from secureafl_ext import sim
+from secureafl_ext.sim import calibrate, cli, data, loop, words
+from secureafl_ext.sim.attacks import ATTACKS
+from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# A value of every setting that is not its default.
+OTHER = {
+    "dataset": "udacity",
+    "data_dir": "elsewhere",
+    "model": "resnet20",
+    "clients": 7,
+    "malicious": 0.25,
+    "attack": "gaussian",
+    "attack_options": {"std": 3.5},
+    "defense": "kardam",
+    "defense_options": {"dampening": "inverse", "kept": 5},
+    "rounds": 11,
+    "batch": 3,
+    "lr": 0.5,
+    "delay": 4,
+    "arrivals": "clock",
+    "spread": 0.75,
+    "partition": "dirichlet",
+    "degree": 0.125,
+    "concentration": 2.5,
+    "trusted": 9,
+    "quantile": 0.375,
+    "memory": 1,
+    "max_norm": 6.5,
+    "trust": float("inf"),
+    "evaluations": 2,
+    "estimation_error": True,
+    "seed": 8,
+    "device": "cuda:1",
+}
+
+
+class Pretended:
+    """run_many whose error is `error(settings)`; remembers what it was asked for."""
+
+    def __init__(self):
+        self.ran: list[Settings] = []
+        self.error = lambda settings: 0.5
+        self.asr = lambda settings: None
+        self.stop_after = None
+
+    def __call__(self, many, watch=None, done=None):
+        for i, settings in enumerate(many):
+            if len(self.ran) == self.stop_after:
+                raise KeyboardInterrupt
+            self.ran.append(settings)
+            point = Point(settings.rounds, self.error(settings), self.asr(settings))
+            watch(i, point)
+            summary = {"error": point.error, "asr": point.asr, "seconds": 1.0, "rounds_per_second": 5.0}
+            done(i, Outcome(settings, [point], summary))
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch, tmp_path) -> Pretended:
+    made = Pretended()
+    monkeypatch.setattr(loop, "run_many", made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def kept(folder="secureafl-results") -> list[dict]:
+    with open(f"{folder}/results.jsonl") as file:
+        return [json.loads(line) for line in file]
+
+
+def flags(settings: dict[str, object]) -> list[str]:
+    result = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, dict):
+            result += [text for key, inner in value.items() for text in (flag.removesuffix("s"), f"{key}={inner}")]
+        else:
+            result += [flag] if value is True else [flag, str(value)]
+    return result
+
+
+def toml(settings: dict[str, object]) -> str:
+    """Tables last, as TOML wants it."""
+    plain = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if not isinstance(value, dict)]
+    tables = [
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(inner)}" for key, inner in value.items())])
+        for name, value in settings.items()
+        if isinstance(value, dict)
+    ]
+    return "\n".join(plain + tables).replace("Infinity", "inf")
+
+
+def settings_of(*argv: str) -> Settings:
+    return cli._settings(cli._arguments(list(argv)))
+
+
+def failure(capsys, *argv: str) -> str:
+    """What a refused command says on stderr."""
+    assert cli.main(list(argv)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def test_the_values_to_try_are_of_every_setting_and_no_default():
+    assert list(OTHER) == [field.name for field in fields(Settings)] == list(words.HELP)
+    assert all(getattr(Settings(), name) != value for name, value in OTHER.items())
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_every_setting_is_a_flag(name):
+    assert settings_of("run", *flags({name: OTHER[name]})) == replace(Settings(), **{name: OTHER[name]})
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_every_setting_is_in_the_help(name, capsys):
+    assert cli.main(["run", "--help"]) == 0
+    assert "--" + name.replace("_", "-") in capsys.readouterr().out
+
+
+def test_a_toml_file_gives_every_setting(tmp_path):
+    (tmp_path / "all.toml").write_text(toml(OTHER))
+    assert settings_of("run", "--config", "all.toml") == Settings(**OTHER)
+
+
+def test_flags_win_over_the_file_options_one_by_one(tmp_path):
+    (tmp_path / "a.toml").write_text(toml({"rounds": 5, "delay": 2, "defense_options": {"kept": 5, "decay": 0.5}}))
+    made = settings_of("run", "--config", "a.toml", "--rounds", "6", "--defense-option", "kept=7")
+    assert made == Settings(rounds=6, delay=2, defense_options={"kept": 7, "decay": 0.5})
+
+
+def test_whole_numbers_in_a_file_are_numbers_too(tmp_path):
+    (tmp_path / "a.toml").write_text("lr = 1")
+    lr = settings_of("run", "--config", "a.toml").lr
+    assert (lr, type(lr)) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("round = 5", "unknown setting in a.toml: 'round'; choose from dataset, data_dir, model"),
+        ("rounds = 5.5", "a.toml: rounds must be a whole number, got 5.5"),
+        ("rounds = true", "a.toml: rounds must be a whole number, got True"),
+        ("attack_options = 5", "a.toml: attack_options must be a table, got 5"),
+        ("rounds = ", "a.toml is not TOML: "),
+        ("[defense_options]\nradiu = 2", "'radiu'; choose from rule, trim"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(content, said, tmp_path, capsys):
+    (tmp_path / "a.toml").write_text(content)
+    assert said in failure(capsys, "run", "--config", "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("run --round 5", "unknown argument '--round'; choose from --config, --out, --dataset, --data-dir"),
+        ("run more", "unknown argument 'more'; choose from --config"),
+        ("run --rounds 5.5", "rounds must be a whole number, got '5.5'"),
+        ("run --malicious 2", "malicious must be 0 to 1, got 2.0"),
+        ("run --attack gausian", "unknown attack 'gausian'; choose from none, label-flip"),
+        ("run --attack gaussian --attack-option sd=5", "unknown attack option of gaussian: 'sd'; choose from std"),
+        ("run --attack gaussian --attack-option std=x", "attack option std must be a number, got 'x'"),
+        ("run --attack gaussian --attack-option std", "an option must be NAME=VALUE, got 'std'"),
+        ("run --attack-option std=5", "unknown attack option of none: 'std'; choose from nothing"),
+        ("run --defense-option memory=2", "unknown defense option of secureafl: 'memory'"),
+        ("run --dataset udacity --attack label-flip", "udacity has none"),
+        ("run --config nowhere.toml", "nowhere.toml"),
+        ("data --data-dir nowhere", "data_dir: no folder 'nowhere'"),
+        ("compare --defenses kardan", "unknown defense 'kardan'; choose from async-sgd"),
+        ("compare --defense kardam", "unknown argument '--defense'; choose from --defenses"),
+        ("sweep malicius=1,2", "unknown setting 'malicius'; choose from dataset"),
+        ("sweep malicious=0.1,x", "malicious must be a number, got 'x'"),
+        ("sweep malicious=", "expected malicious=VALUE,VALUE,.., got 'malicious='"),
+        ("sweep rounds", "expected rounds=VALUE,VALUE,.., got 'rounds'"),
+        ("sweep", "required: NAME=VALUE"),
+        ("list attack", "invalid choice: 'attack' (choose from"),
+        ("", "required: COMMAND"),
+    ],
+)
+def test_mistakes_on_the_line_are_named(argv, said, capsys, pretended):
+    assert said in failure(capsys, *argv.split())
+    assert pretended.ran == []
+
+
+def test_what_the_loop_refuses_is_one_line_and_no_traceback(monkeypatch, capsys):
+    def refuse(*_):
+        raise FileNotFoundError("dataset 'cifar10' not found")
+
+    monkeypatch.setattr(loop, "run_many", refuse)
+    assert failure(capsys, "run").splitlines()[-1] == "secureafl: dataset 'cifar10' not found"
+
+
+def test_run_keeps_a_line_and_a_picture_each_time(tmp_path, pretended, capsys):
+    pretended.error = lambda settings: 0.375
+    for _ in range(2):
+        assert cli.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
+    wanted = Settings(attack="gaussian", attack_options={"std": 0.5}).resolve()
+    assert pretended.ran == [wanted] * 2
+    assert [line["settings"] for line in kept("here")] == [vars(wanted)] * 2
+    assert (tmp_path / "here" / "run-gaussian-secureafl.png").read_bytes().startswith(PNG)
+    assert "0.375" in capsys.readouterr().out
+
+
+def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
+    pretended.error = lambda settings: 0.25 if settings.defense == "secureafl" else 0.875
+    assert cli.main(["compare"]) == 0
+    assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in cli.COMPARED]
+    assert {"async-sgd", "secureafl"} <= set(cli.COMPARED) <= set(DEFENSES)
+    assert (pretended.ran[-1].attack, pretended.ran[-1].defense) == ("none", "async-sgd")
+    assert {settings.dataset for settings in pretended.ran} == {data.DEFAULT}
+    assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Under gaussian by 4 of 20 clients the test error ends at 0.250 with secureafl, 0.875 with")
+
+
+def test_compare_all_is_every_defense(pretended):
+    assert cli.main(["compare", "--defenses", "all"]) == 0
+    assert [settings.defense for settings in pretended.ran[:-1]] == list(DEFENSES)
+
+
+def test_compare_without_attack_needs_nothing_to_be_held_against(pretended):
+    assert cli.main(["compare", "--defenses", "kardam", "--attack", "none"]) == 0
+    assert [settings.defense for settings in pretended.ran] == ["kardam"]
+
+
+def test_undefined_pairs_are_left_out_and_said(pretended, capsys):
+    with pytest.raises(UndefinedError):
+        Settings(dataset="udacity", defense="sageflow").resolve()
+    assert cli.main(["compare", "--defenses", "all", "--dataset", "udacity"]) == 0
+    ran = {settings.defense for settings in pretended.ran}
+    assert ran == set(DEFENSES) - {"sageflow"}
+    assert "left out: defense 'sageflow'" in capsys.readouterr().err
+
+
+def test_options_go_to_every_defense_that_knows_them(pretended):
+    argv = "--defenses kardam,sageflow,secureafl --defense-option decay=0.75 --defense-option quantile=0.5"
+    assert cli.main(["compare", *argv.split(), "--attack-option", "std=5"]) == 0
+    given = {(s.attack, s.defense): (s.attack_options, s.defense_options, s.quantile) for s in pretended.ran}
+    assert given == {
+        ("gaussian", "kardam"): ({"std": 5}, {"decay": 0.75, "quantile": 0.5}, 0.8),
+        ("gaussian", "sageflow"): ({"std": 5}, {"decay": 0.75}, 0.8),
+        ("gaussian", "secureafl"): ({"std": 5}, {}, 0.8),  # has --quantile
+        ("none", "async-sgd"): ({}, {}, 0.8),
+    }
+
+
+def test_sweep_runs_the_grid_and_draws_it(tmp_path, pretended):
+    argv = ["sweep", "malicious=0.1,.3", "--attack", "gaussian", "defense=kardam,secureafl", "--max-norm", "7"]
+    assert cli.main(argv) == 0
+    assert [(s.malicious, s.defense) for s in pretended.ran] == [
+        (0.1, "kardam"),
+        (0.1, "secureafl"),
+        (0.3, "kardam"),
+        (0.3, "secureafl"),
+    ]
+    assert {(settings.attack, settings.max_norm) for settings in pretended.ran} == {("gaussian", 7.0)}
+    assert (tmp_path / "secureafl-results" / "sweep-malicious-defense.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("max-norm=1,2.5", [1.0, 2.5]),
+        ("memory=0,4", [0, 4]),
+        ("estimation_error=true,false", [True, False]),
+        ("partition=skewed,dirichlet", ["skewed", "dirichlet"]),
+        ("attack_options.std=1,20.5", [1, 20.5]),
+    ],
+)
+def test_any_setting_and_any_option_can_be_swept(axis, values, pretended):
+    assert cli.main(["sweep", axis, "--attack", "gaussian"]) == 0
+    name = axis.partition("=")[0].replace("-", "_")
+    assert [words.get(settings, name) for settings in pretended.ran] == values
+
+
+def test_a_swept_option_leaves_the_others_as_given(pretended):
+    argv = "sweep attack-options.factor=2,3 --attack scaling --attack-option share=0.25"
+    assert cli.main(argv.split()) == 0
+    assert [s.attack_options for s in pretended.ran] == [{"share": 0.25, "factor": 2}, {"share": 0.25, "factor": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), (".5", 0.5), ("1e3", 1000.0), ("true", True), ("std", "std"), ('"5"', "5"), ("inf", float("inf"))],
+)
+def test_an_option_has_the_value_that_toml_gives_it(text, value):
+    name, got = words.option(f"some-name={text}")
+    assert (name, got, type(got)) == ("some_name", value, type(value))
+
+
+def test_equal_runs_of_a_grid_run_once(pretended):
+    """The noise's strength is nothing to label flip."""
+    assert cli.main(["sweep", "attack=gaussian,label-flip", "attack_options.std=1,2"]) == 0
+    assert [(s.attack, s.attack_options) for s in pretended.ran] == [
+        ("gaussian", {"std": 1}),
+        ("gaussian", {"std": 2}),
+        ("label-flip", {}),
+    ]
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(pretended, capsys, tmp_path):
+    argv = ["sweep", "delay=1,2,3,4", "--out", "here"]
+    pretended.stop_after = 2
+    assert cli.main(argv) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "here/results.jsonl" in last
+    assert "goes on" in last
+
+    pretended.stop_after = None
+    assert cli.main(argv) == 0
+    assert [settings.delay for settings in pretended.ran] == [1, 2, 3, 4]
+    assert [line["settings"]["delay"] for line in kept("here")] == [1, 2, 3, 4]
+    said = capsys.readouterr()
+    assert "2 of 4 runs" in said.err
+    assert len([line for line in said.out.splitlines() if "0.500" in line]) == 4
+
+    assert cli.main(argv) == 0
+    assert cli.main([*argv, "--seed", "1"]) == 0
+    assert [(settings.delay, settings.seed) for settings in pretended.ran[4:]] == [(d, 1) for d in (1, 2, 3, 4)]
+
+
+def test_compare_goes_on_from_a_torn_line(pretended, capsys, tmp_path):
+    assert cli.main(["compare"]) == 0
+    path = tmp_path / "secureafl-results" / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    before = list(pretended.ran)
+    assert cli.main(["compare"]) == 0
+    assert pretended.ran == [*before, before[-1]]
+    assert "cut short" in capsys.readouterr().err
+    assert len(kept()) == len(before)
+
+
+def test_an_interrupted_run_promises_nothing(pretended, capsys):
+    pretended.stop_after = 0
+    assert cli.main(["run"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "secureafl: interrupted; nothing is kept, start it again"
+
+
+def test_an_interrupted_list_is_no_crash(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.LISTS, "models", interrupt)
+    assert cli.main(["list", "models"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_more_runs_than_lines_of_progress(pretended):
+    assert cli.main(["sweep", f"seed={','.join(map(str, range(20)))}"]) == 0
+    assert len(kept()) == 20
+
+
+@pytest.mark.parametrize("what", [[], *([name] for name in cli.LISTS)])
+def test_list_names_everything_with_its_options(what, capsys):
+    assert cli.main(["list", *what]) == 0
+    printed = capsys.readouterr().out
+    starts = [line.split()[0] for line in printed.splitlines()]
+    tables = {
+        "attacks": ATTACKS,
+        "defenses": DEFENSES,
+        "datasets": data.SOURCES,
+        "models": CHOICES["model"],
+        "arrivals": CHOICES["arrivals"],
+        "partitions": CHOICES["partition"],
+        "settings": OTHER,
+    }
+    assert list(cli.LISTS) == list(tables)
+    assert starts == [name for head in what or tables for name in (f"{head}:", *tables[head])]
+    if not what:
+        assert all(ATTACKS[name].about in printed for name in ATTACKS)
+        assert all(f"{key}={value}" in printed for key, value in ATTACKS["gaussian"].settings.items())
+        assert all(f"{key}={value}" in printed for key, value in DEFENSES["aflguard"].settings.items())
+
+
+def test_data_says_what_is_where_and_how_to_get_the_rest(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "USUAL", ("./data",))
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    folder = tmp_path / "mine" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    (folder / "fashion_mnist.npz").touch()
+    assert cli.main(["data", "--data-dir", str(tmp_path / "mine")]) == 0
+    printed = capsys.readouterr().out
+    assert f"fashion-mnist: npz in {folder}\n" in printed
+    assert "./data: not there" in printed
+    assert f"{tmp_path / 'mine'} (data_dir)\n" in printed
+    assert all(f"{name}: missing. To get it: {data.SOURCES[name].hint}" in printed for name in ("cifar10", "udacity"))
+    assert f"{data.DEFAULT}: npz in the package" in printed
+
+
+def test_calibrate_takes_the_strength_nearest_to_the_paper(pretended, tmp_path, capsys):
+    """Error and success grow with the factor; the target lies where factor 10 ends."""
+    target = calibrate.TARGETS["fashion-mnist"]["scaling"]
+    pretended.error = lambda settings: target.error * settings.attack_options["factor"] / 10
+    pretended.asr = lambda settings: target.asr * settings.attack_options["factor"] / 10
+    assert cli.main(["calibrate", "--attacks", "scaling", "--out", "here"]) == 0
+    assert [s.attack_options["factor"] for s in pretended.ran] == list(calibrate.STRENGTHS["scaling"])
+    assert "scaling: factor=10.0, 0.000 from the paper" in capsys.readouterr().out
+
+    report = json.loads((tmp_path / "here" / "calibration-fashion-mnist.json").read_text())
+    assert report["chosen"] == {"scaling": {"options": {"factor": 10.0}, "distance": 0.0}}
+    assert [trial["settings"] for trial in report["trials"]] == [vars(settings) for settings in pretended.ran]
+    assert all({"versions", "commit", "device", "summary", "distance"} <= trial.keys() for trial in report["trials"])
+
+
+def test_calibrate_leaves_other_options_as_given(pretended):
+    assert cli.main(["calibrate", "--attacks", "min-max,gaussian", "--attack-option", "honest=4"]) == 0
+    assert [(s.attack, s.attack_options) for s in pretended.ran] == [
+        *(("min-max", {"honest": 4, "gamma0": strength}) for strength in calibrate.STRENGTHS["min-max"]),
+        ("gaussian", {}),
+    ]
+
+
+def test_distance_adds_error_and_attack_success():
+    def apart(error: float, asr: float | None, attack: str) -> float:
+        settings = Settings(dataset="cifar10", attack=attack, defense="async-sgd").resolve()
+        return calibrate.distance(Outcome(settings, [], {"error": error, "asr": asr}))
+
+    assert apart(0.80, 0.97, "pgd") == pytest.approx(0.10)
+    assert apart(0.60, 0.47, "pgd") == pytest.approx(0.60)
+    assert apart(0.90, None, "gaussian") == pytest.approx(0.10)
+    assert apart(float("nan"), None, "gaussian") == float("inf")
+
+
+def test_calibrate_never_runs_a_defense(pretended, capsys, tmp_path):
+    pretended.asr = lambda settings: 0.5
+    assert cli.main(["calibrate"]) == 0
+    assert {settings.defense for settings in pretended.ran} == {"async-sgd"}
+    assert {settings.attack for settings in pretended.ran} == set(calibrate.free())
+    pretended.ran.clear()
+    capsys.readouterr()
+
+    (tmp_path / "a.toml").write_text('defense = "secureafl"')
+    assert "defense must be async-sgd" in failure(capsys, "calibrate", "--config", "a.toml")
+    assert "unknown argument '--defense'" in failure(capsys, "calibrate", "--defense", "secureafl")
+    assert pretended.ran == []
+    defended = Settings(dataset="fashion-mnist", attack="pgd").resolve()
+    with pytest.raises(ValueError, match="defense must be async-sgd"):
+        calibrate.trials(defended, ["pgd"])
+    with pytest.raises(ValueError, match="defense must be async-sgd"):
+        calibrate.choose([Outcome(defended, [], {"error": 0.28, "asr": 0.36})])
+
+
+def test_calibrate_refuses_what_it_has_no_targets_for(capsys):
+    said = failure(capsys, "calibrate", "--dataset", "cifar100")
+    assert "dataset must be one of fashion-mnist, cifar10, got 'cifar100'" in said
+    assert "unknown attack 'pdg'; choose from none" in failure(capsys, "calibrate", "--attacks", "pdg")
+
+
+def test_every_free_strength_has_values_to_try_and_every_attack_a_target():
+    assert {name for name, kind in ATTACKS.items() if kind.free} == set(calibrate.STRENGTHS)
+    assert all(kind.free in (None, *kind.settings) for kind in ATTACKS.values())
+    assert all(list(targets) == list(ATTACKS) for targets in calibrate.TARGETS.values())
+    many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), list(ATTACKS))
+    assert words.prepare(many, pytest.fail) == [settings.resolve() for settings in many]
+
+
+@pytest.mark.parametrize("package", ["rich", "matplotlib"])
+def test_a_missing_package_is_named_before_anything_runs(package, pretended, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if not installed
+    monkeypatch.delitem(sys.modules, "secureafl_ext.sim.show", raising=False)
+    monkeypatch.delattr(sim, "show", raising=False)
+    said = failure(capsys, "compare")
+    assert f"{package} is missing" in said
+    assert "pip install 'secureafl_ext[sim]'" in said
+    assert pretended.ran == []
+    assert cli.main(["list"]) == 0

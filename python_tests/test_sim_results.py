@@ -1,0 +1,298 @@
+"""What is kept of runs and what is shown of them."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import numpy
+import pytest
+import torch
+
+import secureafl_ext
+from secureafl_ext.sim import results, show
+from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.settings import Settings
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def outcome(errors=(0.9, 0.4), asr=None, seconds=2.0, **settings) -> Outcome:
+    """A run as the loop returns it; the rest of the summary is what a run without a filter has."""
+    curve = [Point(10 * i, error, asr) for i, error in enumerate(errors, 1)]
+    summary = dict.fromkeys(("accepted", "rejected_honest", "rejected_malicious", "precision", "recall"))
+    summary |= {"error": errors[-1], "asr": asr, "diverged": not math.isfinite(errors[-1])}
+    summary |= {"estimation_error": None, "rounds_per_second": 10.0, "seconds": seconds}
+    return Outcome(Settings(**settings).resolve(), curve, summary)
+
+
+def written(path, *outcomes) -> list[results.Record]:
+    records = [results.record(each) for each in outcomes]
+    for record in records:
+        results.append(path, record)
+    return records
+
+
+def never(text: str) -> None:
+    raise AssertionError(f"warned: {text}")
+
+
+def test_records_read_back_as_they_were(tmp_path):
+    path = tmp_path / "new" / "folder" / results.NAME
+    deep = {"std": 3.0, "list": [1, math.inf], "text": "ä"}
+    records = written(
+        path,
+        outcome(attack="gaussian", attack_options=deep, trust=math.inf),
+        outcome(errors=(1e300, math.inf), dataset="udacity"),
+        outcome(asr=0.25, attack="scaling"),
+    )
+    assert results.read(path, never) == records
+
+
+def test_a_nan_reads_back_as_one(tmp_path):
+    path = tmp_path / results.NAME
+    written(path, outcome(errors=(-math.inf, math.nan)))
+    curve = results.read(path, never)[0].outcome.curve
+    assert curve[0].error == -math.inf
+    assert math.isnan(curve[1].error)
+
+
+def test_lines_are_json_by_the_letter(tmp_path):
+    path = tmp_path / results.NAME
+    written(path, outcome(errors=(math.nan, math.inf), trust=math.inf), outcome())
+    lines = path.read_text().splitlines()
+    parsed = [json.loads(line, parse_constant=never) for line in lines]
+    assert [len(lines), parsed[0]["settings"]["trust"], parsed[0]["summary"]["error"]] == [2, "inf", "inf"]
+
+
+def test_a_line_says_what_ran_when_on_what(tmp_path):
+    path = tmp_path / results.NAME
+    now = datetime.now(UTC)
+    written(path, outcome(seconds=3600.0, seed=7))
+    line = json.loads(path.read_text())
+    assert line["settings"] == vars(Settings(seed=7).resolve())
+    assert line["versions"]["torch"] == torch.__version__
+    assert line["versions"]["numpy"] == numpy.__version__
+    assert line["versions"]["python"] == sys.version.split()[0]
+    assert line["versions"]["secureafl_ext"] == secureafl_ext.__version__
+    assert line["device"]
+    assert abs(datetime.fromisoformat(line["started"]) - (now - timedelta(hours=1))) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("left", [1, 40, -2])
+def test_a_torn_last_line_is_left_out_and_then_replaced(tmp_path, left):
+    path = tmp_path / results.NAME
+    first, _ = written(path, outcome(seed=1), outcome(seed=2))
+    whole, torn = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(whole + torn[:left])
+
+    warned = []
+    assert results.read(path, warned.append) == [first]
+    assert len(warned) == 1
+    assert "line 2" in warned[0]
+    with pytest.warns(UserWarning, match="line 2"):
+        results.read(path)
+
+    (third,) = written(path, outcome(seed=3))
+    assert results.read(path, never) == [first, third]
+
+
+def test_a_line_that_lost_its_newline_alone_still_counts(tmp_path):
+    path = tmp_path / results.NAME
+    records = written(path, outcome(seed=1), outcome(seed=2))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert results.read(path, never) == records
+    records += written(path, outcome(seed=3))
+    assert results.read(path, never) == records
+
+
+def test_a_broken_line_before_the_last_is_an_error_with_its_number(tmp_path):
+    path = tmp_path / results.NAME
+    written(path, outcome(seed=1), outcome(seed=2), outcome(seed=3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:30] + b"\n" + lines[2])
+    with pytest.raises(ValueError, match="line 2 must be a JSON object"):
+        results.read(path, never)
+
+
+def test_a_line_of_other_settings_is_refused_in_words(tmp_path):
+    path = tmp_path / results.NAME
+    written(path, outcome())
+    path.write_text(path.read_text().replace('"batch"', '"bunch"'))
+    with pytest.raises(ValueError, match=r"line 1 was not written by this version .*bunch"):
+        results.read(path, never)
+
+
+def test_a_line_is_whole_when_it_is_sent_to_the_disk(tmp_path, monkeypatch):
+    path, synced = tmp_path / results.NAME, []
+    monkeypatch.setattr(results.os, "fsync", lambda number: synced.append(path.read_bytes()))
+    written(path, outcome())
+    assert synced == [path.read_bytes()]
+    assert synced[0].endswith(b"}\n")
+
+
+def test_no_file_is_no_results(tmp_path):
+    assert results.read(tmp_path / results.NAME, never) == []
+
+
+def test_the_commit_is_that_of_a_checkout_that_knows_the_file(tmp_path, monkeypatch):
+    def git(*command: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *command], check=True, capture_output=True, text=True
+        ).stdout
+
+    def commit() -> str | None:
+        results.commit.cache_clear()
+        return results.commit()
+
+    source = tmp_path / "results.py"
+    source.write_text("a")
+    monkeypatch.setattr(results, "__file__", str(source))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None
+    git("init", "-q")
+    (tmp_path / "other").write_text("b")
+    git("add", "other")
+    git("commit", "-qm", "x")
+    assert commit() is None  # as for a package that was installed below somebody's checkout
+    git("add", "results.py")
+    git("commit", "-qm", "y")
+    assert git("rev-parse", "HEAD").startswith(commit())
+    source.write_text("changed")
+    assert commit().endswith("-dirty")
+    results.commit.cache_clear()
+
+
+def test_a_whole_file_replaces_the_one_before(tmp_path):
+    path = tmp_path / "folder" / "a.json"
+    results.write_whole(path, {"x": 1})
+    results.write_whole(path, {"x": [math.inf]})
+    assert results.loads(path.read_text()) == {"x": [math.inf]}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def rows(table) -> list[list[str]]:
+    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_the_table_has_a_row_per_run_and_no_empty_column():
+    clean, backdoor = outcome(errors=(0.1234,)), outcome(errors=(math.inf,), asr=0.5, attack="scaling", memory=2)
+    made = show.table([clean, backdoor], ["attack", "memory"])
+    assert [column.header for column in made.columns] == ["attack", "memory", "error", "attack\nsuccess", "rounds/s"]
+    assert rows(made) == [["none", "3", "0.123", "-", "10"], ["scaling", "2", "inf", "0.500", "10"]]
+    assert "attack\nsuccess" not in [column.header for column in show.table([clean], ["attack"]).columns]
+
+
+def test_a_table_in_a_file_is_cut_nowhere(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    show.tell(show.table([outcome(attack="gaussian", defense="async-defender")], ["dataset", "attack", "defense"]))
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("fashion-mnist-small", "gaussian", "async-defender", "0.400"))
+
+
+def lines(path) -> int:
+    assert path.read_bytes().startswith(PNG)
+    return len(drawn[path].axes[0].lines)
+
+
+drawn = {}
+
+
+@pytest.fixture(autouse=True)
+def keep_figures(monkeypatch):
+    save = show.Figure.savefig
+
+    def keep(figure, path, **options):
+        drawn[path] = figure
+        save(figure, path, **options)
+
+    monkeypatch.setattr(show.Figure, "savefig", keep)
+
+
+def test_curves_draw_every_run_with_what_the_loop_measured(tmp_path):
+    path = tmp_path / "new" / "curves.png"
+    lost = outcome(errors=(0.9, math.inf), attack="gaussian", defense="kardam")
+    show.curves(path, [outcome(asr=0.5, attack="scaling"), lost], ["attack", "defense"])
+    assert lines(path) == 2
+    above, below = drawn[path].axes
+    assert [list(values) for values in above.lines[0].get_data()] == [[10, 20], [0.9, 0.4]]
+    assert list(below.lines[0].get_ydata()) == [0.5, 0.5]
+    assert len(below.lines) == 1
+    assert {line.get_linestyle() for line in above.lines} == {"-"}
+    assert [line.get_label() for line in above.lines] == ["scaling secureafl", "gaussian kardam (diverged)"]
+
+
+def test_a_run_without_attack_is_dashed(tmp_path):
+    path = tmp_path / "curves.png"
+    show.curves(path, [outcome(attack="gaussian"), outcome()], ["attack"])
+    assert [line.get_linestyle() for line in drawn[path].axes[0].lines] == ["-", "--"]
+
+
+def test_a_sweep_is_drawn_over_its_first_number_with_a_line_per_rest(tmp_path):
+    path = tmp_path / "sweep.png"
+    many = [
+        outcome(errors=(clients / 100 + lr,), defense=defense, clients=clients, lr=lr)
+        for defense in ("kardam", "secureafl")
+        for clients in (10, 20, 30)
+        for lr in (0.1, 0.2)
+    ]
+    show.against(path, many, ["defense", "clients", "lr"])
+    assert lines(path) == 4
+    (panel,) = drawn[path].axes
+    assert panel.get_xlabel() == "clients"
+    line = {line.get_label(): line for line in panel.lines}["kardam lr=0.2"]
+    assert list(line.get_xdata()) == [10, 20, 30]
+    assert list(line.get_ydata()) == pytest.approx([0.3, 0.4, 0.5])
+
+
+def test_a_sweep_of_names_is_drawn_without_lines_between_them(tmp_path):
+    path = tmp_path / "sweep.png"
+    show.against(path, [outcome(defense=name) for name in ("kardam", "secureafl")], ["defense"])
+    assert lines(path) == 1
+    assert drawn[path].axes[0].lines[0].get_linestyle() == "None"
+
+
+def test_runs_that_an_option_does_not_concern_are_no_points(tmp_path):
+    path = tmp_path / "sweep.png"
+    strong = outcome(attack="gaussian", attack_options={"std": 5.0})
+    show.against(path, [outcome(), strong], ["attack", "attack_options.std"])
+    assert [list(line.get_xdata()) for line in drawn[path].axes[0].lines] == [[5.0]]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d\.\d+", text)]
+
+
+def test_the_sentence_is_made_of_the_numbers_best_first():
+    def told(ours: float, theirs: float, clean: float) -> str:
+        under = {"attack": "gaussian", "clients": 40, "malicious": 0.1}
+        return show.sentence(
+            [
+                outcome(errors=(theirs,), defense="kardam", **under),
+                outcome(errors=(ours,), **under),
+                outcome(errors=(clean,), defense="async-sgd", clients=40),
+            ]
+        )
+
+    text = told(0.25, 0.75, 0.125)
+    assert "gaussian by 4 of 40 clients" in text
+    assert numbers(text) == [0.25, 0.75, 0.125]
+    assert text.index("secureafl") < text.index("kardam") < text.index("without attack") < text.index("async-sgd")
+    text = told(0.875, 0.5, 0.25)
+    assert numbers(text) == [0.5, 0.875, 0.25]
+    assert text.index("kardam") < text.index("secureafl")
+
+
+def test_the_sentence_ranks_backdoors_by_both_harms():
+    quiet = outcome(errors=(0.25,), asr=0.875, attack="scaling", defense="kardam")
+    text = show.sentence([quiet, outcome(errors=(0.375,), asr=0.125, attack="scaling")])
+    assert numbers(text) == [0.375, 0.125, 0.25, 0.875]
+
+
+def test_the_sentence_speaks_of_rmse_and_of_no_attack_where_it_is_so():
+    text = show.sentence([outcome(errors=(math.inf,), dataset="udacity")])
+    assert text.startswith("Without attack the RMSE ends at inf with secureafl")
+    assert text.count("attack") == 1

@@ -1,0 +1,271 @@
+"""`secureafl`: settings in, results out. Flags and TOML keys are the fields of Settings."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+from . import calibrate, data, loop, results
+from .defenses import DEFENSES
+from .loop import Outcome
+from .models import MODELS
+from .results import Record
+from .settings import ARRIVALS, CHOICES, PARTITIONS, Settings
+from .words import CALLED, HELP, KINDS, OPTIONS, axis, from_toml, grid, knobs, option, parse, prepare
+
+# What `secureafl compare` shows a newcomer: no download, under two minutes on two cores.
+COMPARED = ("async-sgd", "zeno++", "secureafl")
+COMPARED_UNDER = "gaussian"
+UNDEFENDED = calibrate.UNDEFENDED
+OUT = "secureafl-results"
+NO_FLAGS = ("command", "parser", "base", "axes", "what")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    try:
+        arguments = _arguments(argv)
+    except SystemExit as stop:  # argparse has said why: help, or what it cannot read
+        return stop.code
+    try:
+        arguments.command(arguments)
+    except KeyboardInterrupt:
+        if arguments.command in (compare, sweep, calibration):
+            _say(f"interrupted; finished runs are in {_file(arguments)}, the same command goes on from there")
+        else:
+            _say("interrupted; nothing is kept, start it again")
+        return 130
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        _say(str(error))
+        return 2
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """one setting: the error as it goes, a summary, a curve"""
+    from . import show
+
+    outcomes = _outcomes([_settings(arguments)], arguments, ["attack", "defense"], again=True)
+    settings = outcomes[0].settings
+    _present(outcomes, arguments, ["attack", "defense"], show.curves, f"run-{settings.attack}-{settings.defense}.png")
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """defenses side by side under one attack; without flags a tour on embedded data"""
+    from . import show
+
+    base = _settings(arguments)
+    names = DEFENSES if arguments.defenses == "all" else arguments.defenses.split(",")
+    many = [replace(base, defense=name) for name in names]
+    if base.attack != "none":  # what the attacked ones are held against
+        many.append(replace(base, attack="none", defense=UNDEFENDED))
+    outcomes = _outcomes(many, arguments, ["attack", "defense"])
+    _present(outcomes, arguments, ["attack", "defense"], show.curves, f"compare-{base.attack}.png")
+    print(show.sentence(outcomes))
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """a setting over a list of values, or a grid of several"""
+    from . import show
+
+    axes = dict(map(axis, arguments.axes))
+    outcomes = _outcomes(grid(_settings(arguments), axes), arguments, list(axes))
+    _present(outcomes, arguments, list(axes), show.against, f"sweep-{'-'.join(axes)}.png")
+
+
+def calibration(arguments: argparse.Namespace) -> None:
+    """strengths that the paper leaves open, fitted to its results without a defense"""
+    from . import show
+
+    base = _settings(arguments)
+    attacks = arguments.attacks.split(",") if arguments.attacks else calibrate.free()
+    records = _simulate(calibrate.trials(base, attacks), arguments, ["attack", "attack_options"])
+    report = calibrate.report(records)
+    kept = Path(arguments.out) / f"calibration-{base.dataset}.json"
+    results.write_whole(kept, report)
+    show.tell(show.table([record.outcome for record in records], ["attack", "attack_options"]))
+    for name, choice in report["chosen"].items():
+        print(f"{name}: {show.words(choice['options'])}, {choice['distance']:.3f} from the paper")
+    print(f"Results: {_file(arguments)}, {kept}")
+
+
+def show_list(arguments: argparse.Namespace) -> None:
+    """what there is to choose from, one line each"""
+    for what in LISTS if arguments.what is None else [arguments.what]:
+        rows = LISTS[what]()
+        width = max(len(name) for name, _ in rows)
+        print(f"{what}:")
+        for name, about in rows:
+            print(f"  {name:<{width}}  {about}")
+
+
+def show_data(arguments: argparse.Namespace) -> None:
+    """which data sets were found where, and how to get the others"""
+    places, found = data.places(arguments.data_dir), data.found(arguments.data_dir)
+    print("looked in:")
+    for name, path in places:
+        print(f"  {name if name in data.USUAL else f'{path} ({name})'}{'' if path.is_dir() else ': not there'}")
+    print("data sets:")
+    for name, source in data.SOURCES.items():
+        copies = [f"{copy.format} in {copy.folder}" for copy in found if copy.name == name]
+        print(f"  {name}: {'; '.join(copies) or f'missing. To get it: {source.hint}'}")
+    print(f"Another place: --data-dir, or the variable {data.VARIABLE}.")
+
+
+def _with_options(field: str) -> list[tuple[str, str]]:
+    rows = []
+    for name, entry in OPTIONS[field][1].items():
+        options = ", ".join(f"{key}={value}" for key, value in knobs(field, name).items())
+        rows.append((name, f"{entry.about} [{options}]" if options else entry.about))
+    return rows
+
+
+def _settings_list() -> list[tuple[str, str]]:
+    rows = []
+    for field in fields(Settings):
+        default = "" if field.name in OPTIONS or field.default is None else f", {field.default}"
+        rows.append((field.name, f"{HELP[field.name]} ({CALLED[KINDS[field.name]]}{default})"))
+    return rows
+
+
+LISTS: dict[str, Callable[[], list[tuple[str, str]]]] = {
+    "attacks": lambda: _with_options("attack_options"),
+    "defenses": lambda: _with_options("defense_options"),
+    "datasets": lambda: [(name, source.about) for name, source in data.SOURCES.items()],
+    "models": lambda: [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in MODELS.items()],
+    "arrivals": lambda: list(ARRIVALS.items()),
+    "partitions": lambda: list(PARTITIONS.items()),
+    "settings": _settings_list,
+}
+
+
+def _outcomes(
+    many: list[Settings], arguments: argparse.Namespace, varied: list[str], again: bool = False
+) -> list[Outcome]:
+    return [record.outcome for record in _simulate(many, arguments, varied, again)]
+
+
+def _simulate(
+    many: list[Settings], arguments: argparse.Namespace, varied: list[str], again: bool = False
+) -> list[Record]:
+    """In that order. What the results file has is not run, unless `again`; all that runs is added to it."""
+    from . import show
+
+    wanted, path = prepare(many, _say), _file(arguments)
+    known = [] if again else results.read(path, _say)
+    records = {
+        i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings
+    }
+    rest = [i for i in range(len(wanted)) if i not in records]
+    if records:
+        _say(f"{len(records)} of {len(wanted)} runs are in {path} already")
+    if rest:
+        labels = [show.label(wanted[i], varied) for i in rest]
+        with show.live(labels, [wanted[i].rounds for i in rest]) as (watch, finish):
+
+            def done(i: int, outcome: Outcome) -> None:
+                records[rest[i]] = results.record(outcome)
+                results.append(path, records[rest[i]])
+                finish(i, outcome)
+
+            loop.run_many([wanted[i] for i in rest], watch, done)
+    return [records[i] for i in range(len(wanted))]
+
+
+def _present(
+    outcomes: list[Outcome],
+    arguments: argparse.Namespace,
+    varied: list[str],
+    draw: Callable[[Path, list[Outcome], list[str]], None],
+    name: str,
+) -> None:
+    from . import show
+
+    picture = Path(arguments.out) / name
+    draw(picture, outcomes, varied)
+    show.tell(show.table(outcomes, varied))
+    print(f"Results: {_file(arguments)}, {picture}")
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The command's own defaults, then the file, then the flags; options one by one."""
+    given = from_toml(arguments.config) if arguments.config else {}
+    for name in KINDS:
+        value = getattr(arguments, name, None)
+        if name in OPTIONS and value:
+            given[name] = given.get(name, {}) | dict(map(option, value))
+        elif value is not None:
+            given[name] = value if isinstance(value, bool) else parse(name, value)
+    return replace(arguments.base, **given)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("secureafl", description="Asynchronous federated learning under attack.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: Callable[[argparse.Namespace], None], usage: str) -> argparse.ArgumentParser:
+        about = function.__doc__
+        made = commands.add_parser(name, help=about, description=about.capitalize() + ".", allow_abbrev=False)
+        made.usage = f"secureafl {name} {usage}"  # argparse's own would list every setting
+        made.set_defaults(command=function, parser=made)
+        return made
+
+    _add_settings(add("run", run, "[flags]"), Settings())
+
+    made = add("compare", compare, "[flags]")
+    made.add_argument("--defenses", default=",".join(COMPARED), help="with commas, or all (default: %(default)s)")
+    _add_settings(made, Settings(attack=COMPARED_UNDER), without=("defense",))
+
+    made = add("sweep", sweep, "NAME=VALUE,VALUE,.. [NAME=..] [flags]")
+    made.add_argument("axes", nargs="+", metavar="NAME=VALUE,VALUE,..", help="for instance malicious=0,0.1,0.2")
+    _add_settings(made, Settings())
+
+    made = add("calibrate", calibration, "[flags]")
+    made.add_argument("--attacks", help="with commas (default: those of free strength)")
+    undefended = Settings(dataset=next(iter(calibrate.TARGETS)), defense=UNDEFENDED)
+    _add_settings(made, undefended, without=("attack", "defense", "defense_options"))
+
+    add("list", show_list, f"[{'|'.join(LISTS)}]").add_argument("what", nargs="?", choices=LISTS)
+    add("data", show_data, "[--data-dir FOLDER]").add_argument("--data-dir", help=HELP["data_dir"])
+
+    arguments, unknown = parser.parse_known_args(argv)
+    if arguments.command is sweep:  # argparse takes no positional after a flag
+        arguments.axes += [text for text in unknown if not text.startswith("-")]
+        unknown = [text for text in unknown if text.startswith("-")]
+    if unknown:
+        flags = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in NO_FLAGS]
+        arguments.parser.error(f"unknown argument {unknown[0]!r}; choose from {', '.join(flags)}")
+    return arguments
+
+
+def _add_settings(parser: argparse.ArgumentParser, base: Settings, without: tuple[str, ...] = ()) -> None:
+    parser.set_defaults(base=base)
+    parser.add_argument("--config", metavar="FILE.toml", help="settings by the names of the flags; flags win")
+    parser.add_argument("--out", default=OUT, help="folder for results and pictures (default: %(default)s)")
+    group = parser.add_argument_group("settings")
+    for name in (name for name in KINDS if name not in without):
+        flag, kind, about = f"--{name.replace('_', '-')}", KINDS[name], HELP[name]
+        if name in OPTIONS:
+            about += f", as often as needed; see `secureafl list {OPTIONS[name][0]}s`"
+            # Also without the s, as it gives one option at a time.
+            group.add_argument(flag[:-1], flag, dest=name, action="append", metavar="NAME=VALUE", help=about)
+        elif kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
+        else:
+            choices = f"; one of {', '.join(CHOICES[name])}" if name in CHOICES else ""
+            default = "" if getattr(base, name) is None else f" (default: {getattr(base, name)})"
+            group.add_argument(flag, metavar=kind.__name__.upper(), help=about + choices + default)
+
+
+def _file(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.out) / results.NAME
+
+
+def _say(text: str) -> None:
+    print(f"secureafl: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -83,6 +83,11 @@ static __global__ void __launch_bounds__(kConvThreads) conv1_kernel(Cnn net) {
       net.from1[plane * windows + window] = pool(sum[i], net.a1[(plane * net.h1 + y) * kRow + x]);
     }
   }
+  const int spare = kRow - net.w1;  // of each row: others read whole ones, though they use nothing of it
+  float* rows = net.a1 + (image * kConv1 + first) * net.h1 * kRow;
+  for (int i = threadIdx.x; i < here * net.h1 * spare; i += kConvThreads) {
+    rows[i / spare * kRow + net.w1 + i % spare] = 0;
+  }
 }
 
 // Block: image, channels.      a1 -> a2, from2

@@ -9,7 +9,7 @@
 namespace secureafl::cuda {
 
 constexpr int kTaps = 9;      // of a 3 x 3 kernel
-constexpr int kSpread = 12;   // floats apart that they lie in shared memory: three float4
+constexpr int kSpread = 12;   // floats from one kernel to the next in shared memory, which keeps float4 aligned
 constexpr uint8_t kDead = 4;  // in place of a position 0..3: ReLU lets no gradient through
 
 __device__ inline void fill(float (&values)[4], float value) {

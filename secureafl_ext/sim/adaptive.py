@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import ops
 from ..server import SecureAFL
 from .backdoors import shorten
-from .kardam import Kardam
+from .kardam import Kardam, lower_quantile
 from .rules import BASGD, AsyncDefender, AsyncSGD, dot, need, norm
 from .scene import Scene, View
 from .trusted import AFLGuard, Sageflow, Zeno
@@ -137,10 +137,9 @@ def past_kardam(rule: Kardam, view: View, mean: Tensor, push: Tensor) -> Tensor:
     row = rule.coefficients[i]  # (1, kept)
     enters = rule.seen[i] & (view.model != rule.last_models[i]).any(1)  # (1)
     row = row.scatter(1, slot, torch.where(enters, 0, row.gather(1, slot)))
-    worst = rule.coefficients.index_copy(0, i, row).amax(1)  # (n)
-    bound = torch.where(worst.isinf(), torch.nan, worst).nanquantile(rule.quantile, interpolation="lower")
+    bound = lower_quantile(rule.coefficients.index_copy(0, i, row).amax(1), rule.quantile)
     moved = norm(view.current - rule.applied_at)
-    reach = torch.where(bound.isnan(), torch.inf, bound) * moved  # nobody has a coefficient yet: anything passes
+    reach = bound * moved  # infinite while nobody has a coefficient: anything passes
     return ball(mean + push, rule.applied, torch.where(moved > 0, INSIDE * reach, 0))
 
 

@@ -102,12 +102,8 @@ class Kardam:
 
     def _smooth(self, factor: Tensor) -> Tensor:
         """At most the quantile over clients of each one's largest coefficient; true while nobody has one."""
-        worst = self.coefficients.amax(1)
-        known = worst > -torch.inf
-        ranked = torch.where(known, worst, torch.inf).sort().values
-        last = known.sum() - 1
-        place = (last * self.quantile).clamp(min=0).long()
-        return (factor <= ranked.gather(0, place.reshape(1))[0]) | (last < 0)
+        bound = lower_quantile(self.coefficients.amax(1), self.quantile)
+        return (factor <= bound) | (bound == torch.inf)
 
     def _frequent(self, client: Tensor) -> Tensor:
         times = (self.recent == client).sum()
@@ -123,3 +119,11 @@ class Kardam:
             slot = (self.accepted % len(self.recent)).reshape(1)
             self.recent.scatter_(0, slot, torch.where(accepted, arrival.client, self.recent.gather(0, slot)))
         self.accepted += accepted
+
+
+def lower_quantile(worst: Tensor, quantile: float) -> Tensor:
+    """() of the values (n) that are not -inf, of two neighbours the lower; inf if there are none."""
+    known = worst > -torch.inf
+    ranked = torch.where(known, worst, torch.inf).sort().values
+    place = ((known.sum() - 1) * quantile).clamp(min=0).long()
+    return ranked.gather(0, place.reshape(1))[0]

@@ -90,9 +90,9 @@ def test_what_was_sent_keeps_its_values(name):
 OTHER_OPTIONS = {
     "sign-flip": {"scale": 3.0},
     "gaussian": {"std": 1.0},
-    "scaling": {"factor": 1.0, "target": 3, "share": 1.0},
+    "scaling": {"factor": 2.0, "target": 3, "share": 1.0},
     "dba": {"factor": 1.0, "target": 3, "share": 1.0},
-    "pgd": {"radius": 0.5, "eps": 1e-3, "steps": 2, "target": 3, "share": 1.0},
+    "pgd": {"radius": 0.2, "eps": 1e-3, "steps": 2, "target": 3, "share": 1.0},
     "neurotoxin": {"cap": 0.5, "keep": 0.5, "steps": 2, "target": 3, "share": 1.0},
     "3dfed": {"indicator_gain": 1.0, "indicator_cap": 1e-4, "group": 3, "clean": 0.0, "backdoor": 0.0,
               "distance": 0.0, "steps": 2, "target": 3, "share": 1.0},

@@ -81,8 +81,10 @@ def test_images_must_hold_the_trigger():
         make_trigger(replace(run, data=small), 0)
 
 
-def test_scaling_multiplies_the_poisoned_gradient_by_the_number_of_clients():
+def test_scaling_multiplies_the_poisoned_gradient():
     run, attack, view = start("scaling")
+    torch.testing.assert_close(attack.update(view), poisoned(run, view, attack))
+    run, attack, view = start("scaling", factor=None)
     torch.testing.assert_close(attack.update(view), scenes.CLIENTS * poisoned(run, view, attack))
     run, attack, view = start("scaling", factor=2.5, share=1.0)
     torch.testing.assert_close(attack.update(view), 2.5 * poisoned(run, view, attack, share=1.0))

@@ -189,8 +189,9 @@ def run(
     stop: threading.Event | None = None,
 ) -> Outcome:
     """One run from its first round to its last; `watch` sees every evaluation, `stop` ends it before the next."""
+    settings = settings.resolve()
     with side_stream(settings.device), exact():
-        return _run(settings.resolve(), watch, stop)
+        return _run(settings, watch, stop)
 
 
 def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: threading.Event | None) -> Outcome:
@@ -239,7 +240,7 @@ def run_many(
     def one(i: int) -> None:
         say(done, i, run(many[i], lambda point: say(watch, i, point), stop))
 
-    if not all(settings.device.startswith("cuda") for settings in many):
+    if not all(settings.resolve().device.startswith("cuda") for settings in many):
         for i in range(len(many)):
             one(i)
         return

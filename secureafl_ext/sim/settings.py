@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass, field, replace
 
+import torch
+
+from .. import build_info
 from . import data
 from .attacks import ATTACKS
 from .defenses import DEFENSES
@@ -55,7 +58,7 @@ class Settings:
     evaluations: int = 20  # points of the curve
     estimation_error: bool = False  # compare estimates with true gradients at every evaluation
     seed: int = 0
-    device: str = "cpu"
+    device: str | None = None  # cuda where there is one and the extension was built for it, else cpu
 
     def resolve(self) -> "Settings":
         """With every None filled in; refuses what cannot be run, in words."""
@@ -71,6 +74,7 @@ class Settings:
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,
             "lr": 0.05 if embedded else 0.01,
+            "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
         }
         filled["delay"] = 10 if self.arrivals == "uniform" else 4 * (self.clients or filled["clients"])
         whole = replace(self, **{name: value for name, value in filled.items() if getattr(self, name) is None})

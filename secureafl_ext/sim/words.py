@@ -39,7 +39,7 @@ HELP = {
     "evaluations": "points of the curve",
     "estimation_error": "compare SecureAFL's estimates with true gradients at every evaluation",
     "seed": "fixes everything: same seed, same device, same result",
-    "device": "cpu, cuda or cuda:N",
+    "device": "cpu, cuda or cuda:N; unset: cuda where there is one and the extension was built for it",
 }
 
 

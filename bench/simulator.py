@@ -79,7 +79,7 @@ def graph_ms(chosen: Settings, clock: Clock) -> dict[str, float]:
         rounds = loop.Rounds(chosen)
         rounds.advance(min(len(rounds.plan), 3 * chosen.clients))
         server, model = rounds.server, rounds.federation.start
-        x, y = rounds.data.train(rounds.federation.draw(torch.tensor(0)).to(chosen.device))
+        x, y = rounds.data.train(rounds.federation.draw(torch.tensor(0), "look").to(chosen.device))
         who = torch.zeros(1, dtype=torch.int64, device=chosen.device)
         stale = torch.zeros((), dtype=torch.float64, device=chosen.device)
         update = rounds.net.gradient(model, x, y)

@@ -86,7 +86,7 @@ def test_minibatches_are_of_the_clients_own_samples():
     fed = federation.Federation(settings(degree=1.0).resolve())
     shares = federation.shared_out(fed.settings, fed.data)
     clients = torch.arange(8).repeat(20).view(20, 8)
-    drawn = fed.draw(clients)
+    drawn = fed.draw(clients, "samples")
     assert drawn.shape == (20, 8, 4)
     for k, share in enumerate(shares):
         assert set(drawn[:, k].flatten().tolist()) <= set(share.tolist())
@@ -112,7 +112,9 @@ def test_rounds_are_those_of_a_plain_loop(device):
     server = SecureAFL(fed.start, 8, lr=0.05)
     for start in (0, 8, 16):
         clients, staleness = (table[start : start + 8] for table in fed.arrivals[:2])
-        for client, tau, samples in zip(clients.tolist(), staleness.tolist(), fed.draw(clients), strict=True):
+        for client, tau, samples in zip(
+            clients.tolist(), staleness.tolist(), fed.draw(clients, "samples"), strict=True
+        ):
             version = server.version - tau
             x, y = fed.data.train(samples.to(device))
             server.submit(client, fed.net.gradient(server.model_at(version), x, y), version)
@@ -280,13 +282,26 @@ def test_estimates_are_compared_with_gradients_where_there_are_any():
     assert loop.run(settings()).summary["estimation_error"] is None
 
 
+def test_looking_on_changes_nothing():
+    """Nor does an attack that asks for more samples change what honest clients train on."""
+    plain, watched = settings(), settings(estimation_error=True)
+    assert loop.run(plain).curve == loop.run(watched).curve
+    plans = []
+    for attack in ("sign-flip", "min-max", "pgd"):
+        rounds = loop.Rounds(settings(attack=attack).resolve())
+        rounds.advance(8)
+        rounds.advance(8)
+        plans.append(rounds.plan)
+    assert torch.equal(plans[0], plans[1]) and torch.equal(plans[0], plans[2])
+
+
 def test_estimates_without_correction_are_off_by_what_a_gradient_changed():
     """trust 0: an estimate is the client's last upload, so at lr 0 only the minibatch tells them apart."""
     rounds = loop.Rounds(settings(trust=0.0, lr=0.0, batch=4, rounds=64, evaluations=1).resolve())
     rounds.advance(64)
     fed = rounds.federation
     whole = {k: share for k, share in enumerate(federation.shared_out(rounds.settings, rounds.data))}
-    fed.draw = lambda known: torch.stack([whole[int(k)][:1].expand(4) for k in known])
+    fed.draw = lambda known, purpose: torch.stack([whole[int(k)][:1].expand(4) for k in known])
     error = rounds.estimation_error()
     known = fed.honest[rounds.server.seen[fed.honest]]
     expected = []

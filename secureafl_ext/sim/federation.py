@@ -31,7 +31,8 @@ class Federation:
         self._order = torch.cat(shares)  # samples, client after client
         self._sizes = torch.tensor([len(share) for share in shares])
         self._first = self._sizes.cumsum(0) - self._sizes
-        self._draws = torch.Generator().manual_seed(stream(settings, "samples"))
+        purposes = ("samples", "extra", "look")
+        self._draws = {name: torch.Generator().manual_seed(stream(settings, name)) for name in purposes}
         chosen = torch.randperm(settings.clients, generator=torch.Generator().manual_seed(stream(settings, "malice")))
         self.malicious = chosen[: settings.attackers].sort().values
         self.honest = chosen[settings.attackers :].sort().values
@@ -45,9 +46,12 @@ class Federation:
             stream(settings, "attack"),
         )
 
-    def draw(self, clients: Tensor) -> Tensor:
-        """(.., B): a minibatch of each of these clients (..), drawn with replacement from its own samples."""
-        u = torch.rand(*clients.shape, self.settings.batch, generator=self._draws, dtype=torch.float64)
+    def draw(self, clients: Tensor, purpose: str) -> Tensor:
+        """(.., B): a minibatch of each of these clients (..), drawn with replacement from its own samples.
+
+        purpose: "samples" to train on, "extra" ones that an attack asks for, or to "look" at
+        """
+        u = torch.rand(*clients.shape, self.settings.batch, generator=self._draws[purpose], dtype=torch.float64)
         within = (u * self._sizes[clients][..., None]).long()
         return self._order[self._first[clients][..., None] + within]
 
@@ -55,7 +59,7 @@ class Federation:
         """(rounds, count): honest clients, each round other ones unless all are asked for."""
         if count >= len(self.honest):
             return self.honest.expand(rounds, -1)
-        mixed = torch.rand(rounds, len(self.honest), generator=self._draws).argsort(1)[:, :count]
+        mixed = torch.rand(rounds, len(self.honest), generator=self._draws["extra"]).argsort(1)[:, :count]
         return self.honest[mixed]
 
     def trusted(self) -> Trusted:

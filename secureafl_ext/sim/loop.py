@@ -83,7 +83,7 @@ class Rounds:
         kinds = self.is_malicious[part]
         version = torch.arange(self.done, self.done + rounds) - staleness
         head = torch.stack([client, version % len(self.server.models), staleness], 1)
-        self.plan[:rounds].copy_(torch.cat([head, self.federation.draw(client)], 1))
+        self.plan[:rounds].copy_(torch.cat([head, self.federation.draw(client, "samples")], 1))
         self.extra[: int(kinds.sum())].copy_(self._extra(client[kinds]))
         self.at.zero_()
         self.extra_at.zero_()
@@ -99,7 +99,8 @@ class Rounds:
     def _extra(self, clients: Tensor) -> Tensor:
         """Samples for the attacks of these malicious clients (rounds), in the order in which they come."""
         own = clients[:, None].expand(-1, self.attack.own - 1)
-        return self.federation.draw(torch.cat([own, self.federation.some_honest(len(clients), self.attack.honest)], 1))
+        honest = self.federation.some_honest(len(clients), self.attack.honest)
+        return self.federation.draw(torch.cat([own, honest], 1), "extra")
 
     def round(self, malicious: bool, client: int | None = None, version: int | None = None) -> None:
         """One round: the row of the plan that `at` points to. Without numbers for the host it can be captured."""
@@ -137,7 +138,7 @@ class Rounds:
         known = self.federation.honest[self.server.seen.cpu()[self.federation.honest]]
         if len(known) == 0:
             return None
-        x, y = self.data.train(self.federation.draw(known).to(self.settings.device))
+        x, y = self.data.train(self.federation.draw(known, "look").to(self.settings.device))
         return metrics.estimation(
             self.server.estimates()[known.to(self.settings.device)], self.net.gradients(self.server.model, x, y)
         )

@@ -115,7 +115,7 @@ def pgd(
 def neurotoxin(
     scene: Scene,
     *,
-    cap: float = 3.0,  # longest update, in honest norms
+    cap: float = 10.0,  # longest update, in honest norms
     keep: float = 0.95,  # share of the coordinates that are used
     steps: int = STEPS,
     target: int = TARGET,

@@ -2,25 +2,26 @@
 
 import argparse
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
-from . import calibrate, data, loop, results
+from . import calibrate, data, flags, grids, loop, page, paper, results
 from .defenses import DEFENSES
 from .loop import Outcome
 from .models import MODELS
 from .results import Record
-from .settings import ARRIVALS, CHOICES, PARTITIONS, Settings
-from .words import CALLED, HELP, KINDS, OPTIONS, axis, from_toml, grid, knobs, option, parse, prepare
+from .settings import ARRIVALS, PARTITIONS, Settings
+from .words import CALLED, HELP, KINDS, OPTIONS, axis, grid, knobs, prepare
 
 # What `secureafl compare` shows a newcomer: no download, under two minutes on two cores.
 COMPARED = ("async-sgd", "zeno++", "secureafl")
 COMPARED_UNDER = "gaussian"
 UNDEFENDED = calibrate.UNDEFENDED
-OUT = "secureafl-results"
-NO_FLAGS = ("command", "parser", "base", "axes", "what")
+NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments.command(arguments)
     except KeyboardInterrupt:
-        if arguments.command in (compare, sweep, calibration):
+        if arguments.command in (compare, sweep, calibration, paper_tables):
             _say(f"interrupted; finished runs are in {_file(arguments)}, the same command goes on from there")
         else:
             _say("interrupted; nothing is kept, start it again")
@@ -91,14 +92,41 @@ def calibration(arguments: argparse.Namespace) -> None:
     print(f"Results: {_file(arguments)}, {kept}")
 
 
+def paper_tables(arguments: argparse.Namespace) -> None:
+    """the paper's tables and figures from scratch, beside its own numbers"""
+    if arguments.list:
+        _print_list(
+            "tables", [(name, f"{table.about} [{', '.join(table.datasets)}]") for name, table in paper.TABLES.items()]
+        )
+        return
+    from . import sheet
+
+    given, only, out = flags.given(arguments), dict(map(axis, arguments.only)), Path(arguments.out)
+    names = paper.chosen(arguments.table, given.get("dataset", arguments.base.dataset), only)
+    plans = [grids.plan(name, arguments.base, given, only, arguments.seeds) for name in names]
+    publish = partial(sheet.publish, out, shlex.join(["secureafl", *arguments.argv]))
+    for plan in plans:
+        grids.make(plan, lambda many, varied: _simulate(many, arguments, varied), publish, out)
+        print(f"{plan.name}: {out / plan.file}.md")
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """one HTML page of a results folder: tables, pictures, configuration"""
+    folder = Path(arguments.folder)
+    print(f"Report: {page.write(folder, Path(arguments.html or folder / 'report.html'))}")
+
+
 def show_list(arguments: argparse.Namespace) -> None:
     """what there is to choose from, one line each"""
     for what in LISTS if arguments.what is None else [arguments.what]:
-        rows = LISTS[what]()
-        width = max(len(name) for name, _ in rows)
-        print(f"{what}:")
-        for name, about in rows:
-            print(f"  {name:<{width}}  {about}")
+        _print_list(what, LISTS[what]())
+
+
+def _print_list(what: str, rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    print(f"{what}:")
+    for name, about in rows:
+        print(f"  {name:<{width}}  {about}")
 
 
 def show_data(arguments: argparse.Namespace) -> None:
@@ -190,15 +218,8 @@ def _present(
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """The command's own defaults, then the file, then the flags; options one by one."""
-    given = from_toml(arguments.config) if arguments.config else {}
-    for name in KINDS:
-        value = getattr(arguments, name, None)
-        if name in OPTIONS and value:
-            given[name] = given.get(name, {}) | dict(map(option, value))
-        elif value is not None:
-            given[name] = value if isinstance(value, bool) else parse(name, value)
-    return replace(arguments.base, **given)
+    """The command's own defaults, then what is given."""
+    return replace(arguments.base, **flags.given(arguments))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -212,51 +233,44 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         made.set_defaults(command=function, parser=made)
         return made
 
-    _add_settings(add("run", run, "[flags]"), Settings())
+    flags.add(add("run", run, "[flags]"), Settings())
 
     made = add("compare", compare, "[flags]")
     made.add_argument("--defenses", default=",".join(COMPARED), help="with commas, or all (default: %(default)s)")
-    _add_settings(made, Settings(attack=COMPARED_UNDER), without=("defense",))
+    flags.add(made, Settings(attack=COMPARED_UNDER), without=("defense",))
 
     made = add("sweep", sweep, "NAME=VALUE,VALUE,.. [NAME=..] [flags]")
     made.add_argument("axes", nargs="+", metavar="NAME=VALUE,VALUE,..", help="for instance malicious=0,0.1,0.2")
-    _add_settings(made, Settings())
+    flags.add(made, Settings())
 
     made = add("calibrate", calibration, "[flags]")
     made.add_argument("--attacks", help="with commas (default: those of free strength)")
     undefended = Settings(dataset=next(iter(calibrate.TARGETS)), defense=UNDEFENDED)
-    _add_settings(made, undefended, without=("attack", "defense", "defense_options"))
+    flags.add(made, undefended, without=("attack", "defense", "defense_options"))
+
+    made = add("paper", paper_tables, "--list | [--table NAME] [--seeds N] [--only NAME=VALUE,VALUE,..] [flags]")
+    made.add_argument("--list", action="store_true", help="name them all and do nothing")
+    made.add_argument("--table", default="main", help="or all those of the data set (default: %(default)s)")
+    made.add_argument("--seeds", type=int, default=1, help="runs per cell: seeds 0 to N - 1 (default: %(default)s)")
+    made.add_argument("--only", action="append", default=[], help="other values for what a table varies")
+    flags.add(made, Settings(dataset=paper.FASHION), without=("seed",))
+
+    made = add("report", report, "FOLDER [--html FILE]")
+    made.add_argument("folder", metavar="FOLDER", help="what --out was")
+    made.add_argument("--html", metavar="FILE", help="where to write it (default: FOLDER/report.html)")
 
     add("list", show_list, f"[{'|'.join(LISTS)}]").add_argument("what", nargs="?", choices=LISTS)
     add("data", show_data, "[--data-dir FOLDER]").add_argument("--data-dir", help=HELP["data_dir"])
 
-    arguments, unknown = parser.parse_known_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments, unknown = parser.parse_known_args(argv, argparse.Namespace(argv=argv))
     if arguments.command is sweep:  # argparse takes no positional after a flag
         arguments.axes += [text for text in unknown if not text.startswith("-")]
         unknown = [text for text in unknown if text.startswith("-")]
     if unknown:
-        flags = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in NO_FLAGS]
-        arguments.parser.error(f"unknown argument {unknown[0]!r}; choose from {', '.join(flags)}")
+        known = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in NO_FLAGS]
+        arguments.parser.error(f"unknown argument {unknown[0]!r}; choose from {', '.join(known)}")
     return arguments
-
-
-def _add_settings(parser: argparse.ArgumentParser, base: Settings, without: tuple[str, ...] = ()) -> None:
-    parser.set_defaults(base=base)
-    parser.add_argument("--config", metavar="FILE.toml", help="settings by the names of the flags; flags win")
-    parser.add_argument("--out", default=OUT, help="folder for results and pictures (default: %(default)s)")
-    group = parser.add_argument_group("settings")
-    for name in (name for name in KINDS if name not in without):
-        flag, kind, about = f"--{name.replace('_', '-')}", KINDS[name], HELP[name]
-        if name in OPTIONS:
-            about += f", as often as needed; see `secureafl list {OPTIONS[name][0]}s`"
-            # Also without the s, as it gives one option at a time.
-            group.add_argument(flag[:-1], flag, dest=name, action="append", metavar="NAME=VALUE", help=about)
-        elif kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
-        else:
-            choices = f"; one of {', '.join(CHOICES[name])}" if name in CHOICES else ""
-            default = "" if getattr(base, name) is None else f" (default: {getattr(base, name)})"
-            group.add_argument(flag, metavar=kind.__name__.upper(), help=about + choices + default)
 
 
 def _file(arguments: argparse.Namespace) -> Path:

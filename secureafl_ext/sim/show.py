@@ -14,7 +14,7 @@ try:
     from matplotlib.figure import Figure  # draws with Agg, no display needed
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.table import Table
 except ModuleNotFoundError as error:
     package = error.name.partition(".")[0]
@@ -40,25 +40,33 @@ COLUMNS = (
 def live(
     labels: list[str], rounds: list[int]
 ) -> Iterator[tuple[Callable[[int, Point], None], Callable[[int, Outcome], None]]]:
-    """One line of progress per run, on stderr; gives the two functions that run_many calls."""
+    """One line of progress per run, on stderr, and one for all; gives the two functions that run_many calls."""
     few = len(labels) <= ROWS
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        everything = progress.add_task("all runs", total=len(labels), now=f"0 of {len(labels)}", visible=not few)
+    texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
+    columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
+    # Runs side by side come to their evaluations in bursts: the speed of minutes tells the time left.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as progress:
+        everything = progress.add_task(
+            "all runs (time spent, time left)", total=sum(rounds), now=f"0 of {len(labels)}", visible=len(labels) > 1
+        )
         tasks = [
             progress.add_task(label, total=total, now="", visible=few, start=False)
             for label, total in zip(labels, rounds, strict=True)
         ]
-        finished = []
+        reached, finished = [0] * len(labels), []
+
+        def advance(i: int, point: Point, visible: bool) -> None:
+            reached[i] = point.round
+            progress.update(tasks[i], completed=point.round, now=now(point), visible=visible)
+            progress.update(everything, completed=sum(reached), now=f"{len(finished)} of {len(labels)}")
 
         def watch(i: int, point: Point) -> None:
             progress.start_task(tasks[i])
-            progress.update(tasks[i], completed=point.round, now=now(point), visible=True)
+            advance(i, point, True)
 
         def done(i: int, outcome: Outcome) -> None:
             finished.append(i)
-            progress.update(tasks[i], completed=rounds[i], now=now(outcome.curve[-1]), visible=few)
-            progress.update(everything, completed=len(finished), now=f"{len(finished)} of {len(labels)}")
+            advance(i, outcome.curve[-1], few)
 
         yield watch, done
 

@@ -1,0 +1,245 @@
+"""`secureafl report`: the page as a parser reads it, and as a browser shows it."""
+
+import base64
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from secureafl_ext.sim import cli, page, results
+from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.results import Record
+from secureafl_ext.sim.settings import Settings
+
+VOID = {"meta", "img"}
+EVIL = "<script>alert('x')</script> & \"quoted\""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "firefox"))), None)
+
+
+class Tree(HTMLParser):
+    """Refuses what is not nested as it should be; keeps tags, attributes and the text of every tag."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts = [], [], [], {}
+        self.sizes = []  # cells of every table
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    @property
+    def rows(self) -> dict[str, dict[str, str]]:
+        """Of the tables with two columns, by their names."""
+        names = [attributes["aria-label"] for tag, attributes in self.attributes if tag == "div"]
+        cells, result = iter(self.texts["td"]), {}
+        for name, size in zip(names, self.sizes, strict=True):
+            mine = [next(cells) for _ in range(size)]
+            result[name] = dict(zip(mine[::2], mine[1::2], strict=False))
+        return result
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "table":
+            self.sizes.append(0)
+        self.sizes[-1:] = [size + (tag == "td") for size in self.sizes[-1:]]
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        for tag in set(self.open):
+            self.texts[tag][-1] += data
+
+
+def kept(folder: Path, commit: str = "abc123", **changed: object) -> None:
+    settings = Settings(device="cpu", **changed).resolve()
+    summary = {"error": 0.25, "asr": None, "accepted": 0.5, "seconds": 2.0}
+    outcome = Outcome(settings, [Point(400, 0.25, None)], summary)
+    record = Record(outcome, "2026-01-02T03:04:05+00:00", commit, "a machine", {"torch": "2.9"})
+    results.append(folder / results.NAME, record)
+
+
+def picture(path: Path) -> bytes:
+    Figure(figsize=(9, 1)).savefig(path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two runs, a table with its picture, and a picture without a table."""
+    made = tmp_path / "some results"
+    made.mkdir()
+    kept(made, attack="none")
+    kept(made, attack="gaussian", attack_options={"std": 3.0})
+    wide = "| defense | " + " | ".join(f"column {i}" for i in range(40)) + " |"
+    rule = "|" + " --- |" * 41
+    row = "| secureafl | **0.125** | 0.12 |" + " |" * 38
+    text = f"# main: a title\n\n`secureafl paper`; here.\n\n{wide}\n{rule}\n{row}\n\n- not run: {EVIL}\n"
+    (made / "main.md").write_text(text, encoding="utf-8")
+    picture(made / "main.png")
+    picture(made / "sweep.png")
+    return made
+
+
+@pytest.fixture
+def tree(folder) -> Tree:
+    assert cli.main(["report", str(folder)]) == 0
+    return Tree((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_one_whole_html5_document(folder, tree):
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith('<!DOCTYPE html>\n<html lang="en">')
+    assert tree.tags[:5] == ["html", "head", "meta", "meta", "title"]
+    assert [tree.tags.count(tag) for tag in ("html", "head", "body", "main", "h1", "title")] == [1] * 6
+    assert ("meta", {"charset": "utf-8"}) in tree.attributes
+    assert any(attrs.get("name") == "viewport" for tag, attrs in tree.attributes if tag == "meta")
+    assert tree.texts["h1"] == tree.texts["title"] == ["Results: some results"]
+    levels = [int(tag[1]) for tag in tree.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(tree):
+    assert not {"script", "link", "iframe", "object"} & set(tree.tags)
+    for _, attributes in tree.attributes:
+        assert not any(name.startswith("on") for name in attributes)
+        assert attributes.get("src", "data:").startswith("data:")
+    assert "url(" not in tree.texts["style"][0] and "@import" not in tree.texts["style"][0]
+
+
+def test_pictures_are_inside_the_page_each_once_and_described(folder, tree):
+    images = [attributes for tag, attributes in tree.attributes if tag == "img"]
+    head = "data:image/png;base64,"
+    inside = [base64.b64decode(image["src"].removeprefix(head), validate=True) for image in images]
+    assert inside == [(folder / name).read_bytes() for name in ("main.png", "sweep.png")]
+    assert [image["alt"] for image in images] == ["picture of main", "picture of sweep"]
+
+
+def test_a_picture_follows_its_own_table(tree):
+    sections = [i for i, tag in enumerate(tree.tags) if tag == "section"]
+    first = tree.tags[sections[0] : sections[1]]
+    assert first.index("table") < first.index("img") and first.count("img") == 1
+
+
+def test_markdown_becomes_tables_lists_bold_and_code(tree):
+    assert "main: a title" in tree.texts["h2"]
+    assert "secureafl paper" in tree.texts["code"]
+    assert tree.texts["strong"] == ["0.125"]
+    assert tree.texts["th"][:2] == ["defense", "column 0"]
+    assert tree.texts["td"][:4] == ["secureafl", "0.125", "0.12", ""]
+    assert tree.texts["li"] == [f"not run: {EVIL}"]
+
+
+def test_whatever_looks_like_html_is_shown_and_not_obeyed(folder):
+    folder = folder.rename(folder.with_name("<i> & co"))
+    kept(folder, commit=EVIL, data_dir=EVIL)
+    (folder / f"{EVIL.replace('/', '')}.md").write_text(f"# {EVIL}\n\n{EVIL}\n\n| {EVIL} |\n| --- |\n| `{EVIL}` |\n")
+    made = Tree(page.render(folder))
+    assert "script" not in made.tags
+    assert EVIL in made.texts["h2"] and EVIL in made.texts["th"] and EVIL in made.texts["code"]
+    assert any(EVIL in text for text in made.texts["p"])
+    labels = [attributes["aria-label"] for tag, attributes in made.attributes if tag == "section"]
+    assert EVIL.replace("/", "") in labels
+    assert made.texts["title"] == made.texts["h1"] == ["Results: <i> & co"]
+    assert made.rows["origin"]["commit"] == f"abc123, {EVIL}"
+    assert EVIL in made.rows["what the runs differ in"]["data_dir"]
+
+
+def test_configuration_tells_what_runs_share_and_what_they_differ_in(tree):
+    differ, common = (tree.rows[f"what the runs {how}"] for how in ("differ in", "have in common"))
+    assert differ == {"attack": "none, gaussian", "attack_options": "-, std=3.0"}
+    settings = {field.name for field in fields(Settings)}
+    assert set(common) == settings - set(differ)
+    assert (common["dataset"], common["rounds"], common["lr"]) == ("fashion-mnist-small", "400", "0.05")
+
+
+def test_origin_names_commit_hardware_versions_and_date(tree):
+    assert tree.rows["origin"] == {
+        "runs": "2",
+        "begun": "2026-01-02T03:04:05+00:00 to 2026-01-02T03:04:05+00:00",
+        "commit": "abc123",
+        "hardware": "a machine",
+        "versions": "torch=2.9",
+    }
+
+
+def test_every_run_is_a_line_of_what_differs_and_what_came_of_it(tree):
+    at = tree.texts["th"].index("attack")
+    assert tree.texts["th"][at:] == ["attack", "attack_options", "error", "accepted", "seconds"]
+    assert tree.texts["td"][-10:] == ["none", "-", "0.25", "0.5", "2", "gaussian", "std=3.0", "0.25", "0.5", "2"]
+
+
+def test_every_table_scrolls_by_itself_and_is_named(tree):
+    regions = [attributes for tag, attributes in tree.attributes if attributes.get("class") == "scroll"]
+    assert len(regions) == tree.tags.count("table") >= 4
+    assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
+    assert "overflow-x: auto" in tree.texts["style"][0]
+    assert "prefers-color-scheme: dark" in tree.texts["style"][0]
+
+
+def test_a_folder_without_runs_still_shows_its_tables(tmp_path):
+    (tmp_path / "a.md").write_text("# only this\n")
+    made = Tree(page.render(tmp_path))
+    assert made.texts["h2"] == ["only this"]
+
+
+def test_the_page_goes_where_it_is_told(folder, tmp_path, capsys):
+    target = tmp_path / "deep" / "page.html"
+    assert cli.main(["report", str(folder), "--html", str(target)]) == 0
+    assert capsys.readouterr().out == f"Report: {target}\n"
+    assert target.read_text(encoding="utf-8") == page.render(folder)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("nowhere", "report: FOLDER must be a folder of results, got 'nowhere'"),
+        (".", "report: expected results.jsonl, .md or .png in '.', got none of them"),
+        ("", "required: FOLDER"),
+        (". --htm x", "unknown argument '--htm'; choose from --html"),
+    ],
+)
+def test_mistakes_are_named(argv, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", *argv.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser, google-chrome or firefox on PATH")
+def test_a_browser_shows_the_page_on_a_narrow_screen(folder, tree, tmp_path):
+    """A copy of the page that measures itself: the pictures are there, and only tables are wider than the screen."""
+    probe = """<script>addEventListener("load", () => {
+        const root = document.documentElement;
+        const images = [...document.images], boxes = [...document.querySelectorAll(".scroll")];
+        const facts = [root.scrollWidth - root.clientWidth, images.filter(i => i.naturalWidth > 0).length,
+                       boxes.filter(b => b.scrollWidth > b.clientWidth).length, document.compatMode];
+        document.title = facts.join(" ");
+    })</script></body>"""
+    copy = tmp_path / "probe.html"
+    copy.write_text((folder / "report.html").read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    if "firefox" in BROWSER:  # has no way to print what became of the page
+        subprocess.run([BROWSER, "--headless", "--screenshot", shot, copy.as_uri()], timeout=120, check=True)
+        assert shot.stat().st_size > 10_000
+        return
+    size = ["--window-size=500,900", "--virtual-time-budget=5000", "--dump-dom"]
+    shown = subprocess.run([*command, *size, copy.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    too_wide, images, scrolling, mode = re.search("<title>(.*)</title>", shown.stdout)[1].split()
+    assert (too_wide, images, mode) == ("0", "2", "CSS1Compat")
+    assert int(scrolling) >= 1
+    body = Tree(re.sub(r"<script>.*?</script>", "", shown.stdout, flags=re.DOTALL))
+    assert [body.tags.count(tag) for tag in ("table", "tr", "td", "img")] == [
+        tree.tags.count(tag) for tag in ("table", "tr", "td", "img")
+    ], "the browser mended nothing"

@@ -1,0 +1,484 @@
+"""`secureafl paper`, around a loop that only pretends to learn; and one table that is really run."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from secureafl_ext import SecureAFL
+from secureafl_ext.sim import calibrate, cli, grids, loop, paper, pictures, servers, sheet, show
+from secureafl_ext.sim.attacks import ATTACKS
+from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.sim.grids import Cell
+from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.settings import Settings
+
+PNG = b"\x89PNG\r\n\x1a\n"
+BACKDOORS = ("scaling", "dba", "pgd", "neurotoxin", "3dfed")
+
+
+class Pretended:
+    """run_many whose error is `error(settings)`; half of it is the success of a backdoor."""
+
+    def __init__(self):
+        self.ran: list[Settings] = []
+        self.error = lambda settings: 0.5
+        self.stop_after, self.stop = None, KeyboardInterrupt()
+
+    def __call__(self, many, watch=None, done=None):
+        for i, settings in enumerate(many):
+            if len(self.ran) == self.stop_after:
+                raise self.stop
+            self.ran.append(settings)
+            error = self.error(settings)
+            point = Point(settings.rounds, error, error / 2 if settings.attack in BACKDOORS else None)
+            watch(i, point)
+            summary = {"error": error, "asr": point.asr, "seconds": 1.0}
+            done(i, Outcome(settings, [point], summary | {"estimation_error": settings.rounds / 1e4}))
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path) -> Pretended:
+    made = Pretended()
+    monkeypatch.setattr(loop, "run_many", made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def call(line: str) -> int:
+    return cli.main(["paper", *line.split()])
+
+
+def lines_of(path: str) -> list[list[str]]:
+    """The cells of every line of a table."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def row(path: str, name: str) -> dict[str, list[str]]:
+    """Of the row of that name, by column: ours, and if there are numbers of the paper, those and the difference."""
+    heads, _, *lines = lines_of(path)
+    at = next(i for i, line in enumerate(lines) if line[0] == name)
+    size = 3 if ["paper"] in [line[1:2] for line in lines] else 1
+    assert [line[1] for line in lines[at : at + size]] == ["ours", "paper", "difference"][:size]
+    return {head: [line[i] for line in lines[at : at + size]] for i, head in enumerate(heads) if i > 1}
+
+
+def test_every_table_and_figure_of_the_paper_is_listed(capsys):
+    assert cli.main(["paper", "--list"]) == 0
+    printed = capsys.readouterr().out
+    names = [line.split()[0] for line in printed.splitlines()[1:]]
+    tables = "main asyncdefender alpha variants estimation-error max-norm memory runtime-clients runtime-parameters"
+    figures = "malicious delay degree clients"
+    assert sorted(names) == sorted(f"{tables} {figures}".split())
+    assert printed.count("[fashion-mnist, cifar10, cifar100, tiny-imagenet, udacity]") == 2
+
+
+def test_the_paper_has_as_many_numbers_as_its_tables_have_cells():
+    counts = {name: {data: len(cells) for data, cells in table.paper.items()} for name, table in paper.TABLES.items()}
+    images = dict.fromkeys(["fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"])
+    assert counts["main"] == dict.fromkeys(images, 7 * 11) | {"udacity": 6 * 5}
+    assert counts["asyncdefender"] == dict.fromkeys(images, 11) | {"udacity": 5}
+    fashion = {"alpha": 3 * 11, "variants": 5 * 11, "estimation-error": 6, "memory": 1}
+    fashion |= {"runtime-clients": 4 * 3, "runtime-parameters": 4 * 3}
+    assert {name: counts[name] for name in fashion} == {name: {"fashion-mnist": n} for name, n in fashion.items()}
+    assert all(counts[name] == {} for name in ("malicious", "delay", "degree", "clients", "max-norm"))
+
+
+@pytest.mark.parametrize(
+    ("table", "dataset", "cell", "value"),
+    [
+        ("main", "fashion-mnist", ("kardam", "scaling"), (0.79, 0.92)),
+        ("main", "fashion-mnist", ("secureafl", "adaptive"), (0.18,)),
+        ("main", "cifar10", ("sageflow", "neurotoxin"), (0.79, 0.92)),
+        ("main", "cifar100", ("zeno++", "scaling"), (0.21, 0.68)),
+        ("main", "tiny-imagenet", ("basgd", "3dfed"), (0.56, 0.02)),
+        ("main", "udacity", ("zeno++", "sign-flip"), (math.inf,)),
+        ("main", "udacity", ("async-sgd", "gaussian"), (1.10,)),
+        ("asyncdefender", "cifar100", ("async-defender", "pgd"), (0.71, 0.67)),
+        ("asyncdefender", "udacity", ("async-defender", "min-max"), (0.29,)),
+        ("alpha", "fashion-mnist", ("0.6", "neurotoxin"), (0.20, 0.01)),
+        ("variants", "fashion-mnist", ("secureafl-iii", "dba"), (0.68, 0.53)),
+        ("estimation-error", "fashion-mnist", ("estimation_error", "450"), (0.68,)),
+        ("memory", "fashion-mnist", ("float32", "GB"), (0.456,)),
+        ("runtime-clients", "fashion-mnist", ("AFLGuard", "300"), (0.08,)),
+        ("runtime-parameters", "fashion-mnist", ("SecureAFL", "500000"), (0.04,)),
+    ],
+)
+def test_numbers_of_the_paper(table, dataset, cell, value):
+    assert paper.TABLES[table].paper[dataset][cell] == value
+
+
+def test_numbers_that_the_paper_prints_twice_agree():
+    """Also with those that `calibrate` aims at, which were typed in apart."""
+    main = paper.MAIN["fashion-mnist"]
+    for column in paper.COLUMNS:
+        ours = main["secureafl", column]
+        assert paper.TABLES["alpha"].paper["fashion-mnist"]["0.8", column] == ours
+        assert paper.TABLES["variants"].paper["fashion-mnist"]["secureafl", column] == ours
+    for dataset, targets in calibrate.TARGETS.items():
+        for attack, target in targets.items():
+            known = tuple(number for number in target if number is not None)
+            assert paper.MAIN[dataset][calibrate.UNDEFENDED, attack] == known
+
+
+def test_two_numbers_are_the_backdoors_alone():
+    for table in paper.TABLES.values():
+        for numbers in table.paper.values():
+            assert all(len(value) == (2 if column in BACKDOORS else 1) for (_, column), value in numbers.items())
+    assert list(paper.COLUMNS) == list(ATTACKS)
+
+
+@pytest.mark.parametrize("name", [name for name, table in paper.TABLES.items() if table.how == "runs"])
+def test_every_number_of_the_paper_has_a_cell_that_is_run(name):
+    for dataset in paper.TABLES[name].datasets:
+        plan = grids.plan(name, Settings(), {"dataset": dataset}, {}, 1)
+        [part, *_] = parts = grids.collect(plan, [], "not run")
+        assert set(part.paper) <= {key for key, cell in part.cells.items() if not cell.undefined}
+        runs = [settings for settings in plan.runs() if settings.dataset == dataset and settings.defense in DEFENSES]
+        assert len(runs) == sum(len(part.cells) for part in parts)
+
+
+def test_what_the_paper_sets_by_data_set():
+    def setup(dataset: str, **given: object) -> Settings:
+        return grids.plan("main", Settings(), {"dataset": dataset, **given}, {}, 1).base.resolve()
+
+    rounds = {name: setup(name).rounds for name in paper.MAIN}
+    assert rounds == dict(zip(paper.MAIN, (20_000, 30_000, 30_000, 80_000, 20_000), strict=True))
+    assert [setup(name).model for name in paper.MAIN] == ["cnn"] + ["resnet20"] * 4
+    assert [setup(name).batch for name in paper.MAIN] == [32, 64, 64, 64, 64]
+    assert [setup(name).clients for name in paper.MAIN] == [50, 50, 50, 10, 10]
+    assert (setup("udacity", model="cnn").model, setup("cifar10", rounds=5).rounds) == ("cnn", 5)
+
+
+def test_main_is_every_method_under_every_attack_with_every_seed(pretended):
+    assert call("--seeds 2 --lr 0.5 --rounds 7") == 0
+    ran = [(s.defense, s.attack, s.seed) for s in pretended.ran]
+    assert ran == [(d, a, seed) for d in paper.METHODS for a in paper.COLUMNS for seed in (0, 1)]
+    assert {(s.dataset, s.lr, s.rounds) for s in pretended.ran} == {("fashion-mnist", 0.5, 7)}
+    kept = [json.loads(line) for line in Path("secureafl-results/results.jsonl").read_text().splitlines()]
+    assert len(kept) == 7 * 11 * 2
+    assert Path("secureafl-results/main-fashion-mnist.png").read_bytes().startswith(PNG)
+
+
+def test_a_cell_is_the_mean_over_seeds_beside_the_paper(pretended):
+    """Seeds end at 0.10 and 0.16: mean 0.13, deviation of a sample 0.0424.."""
+    pretended.error = lambda settings: 0.10 + 0.06 * settings.seed
+    assert call("--seeds 2 --only attack=none,scaling --only defense=secureafl,kardam --out x") == 0
+    made = row("x/main-fashion-mnist.md", "secureafl")
+    assert made == {
+        "none": ["**0.130 ± 0.042**", "0.12", "+0.010"],
+        "scaling": ["**0.130 ± 0.042 / 0.065 ± 0.021**", "0.18 / 0.07", "-0.050 / -0.005"],
+    }
+    assert list(row("x/main-fashion-mnist.md", "kardam")) == ["none", "scaling"]
+
+
+def test_one_seed_has_no_deviation(pretended):
+    assert call("--table asyncdefender --out x") == 0
+    assert row("x/asyncdefender-fashion-mnist.md", "async-defender")["none"] == ["0.500", "0.24", "+0.260"]
+
+
+@pytest.mark.parametrize(
+    ("values", "theirs", "is_reached"),
+    [
+        ([(0.15,)], (0.12,), True),
+        ([(0.1501,)], (0.12,), False),
+        ([(0.01,)], (0.12,), True),
+        ([(0.10,), (0.20,)], (0.12,), True),
+        ([(0.10,), (0.21,)], (0.12,), False),
+        ([(0.1, 0.10)], (0.12, 0.07), True),
+        ([(0.1, 0.11)], (0.12, 0.07), False),
+        ([(0.2, 0.07)], (0.12, 0.07), False),
+        ([(0.5,)], (math.inf,), True),
+        ([(math.inf,)], (math.inf,), True),
+        ([(math.inf,)], (0.17,), False),
+        ([(math.nan,)], (0.17,), False),
+        ([(0.1,)], None, False),
+        ([], (0.12,), False),
+    ],
+)
+def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_reached):
+    assert sheet.reached(Cell(values), theirs, sheet.NEAR) == is_reached
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "apart"),
+    [
+        ([(math.inf,)], "inf", "+inf"),
+        ([(math.inf,), (0.2,)], "inf", "+inf"),
+        ([(0.25,), (0.35,)], "0.300 ± 0.071", "+0.130"),
+        ([(0.25,)], "0.250 (1 of 2)", "+0.080"),
+        ([], "-", "-"),
+    ],
+)
+def test_what_diverged_or_is_missing_is_said(values, text, apart):
+    seeds = 1 if values == [(math.inf,)] else 2
+    assert sheet.spelled(Cell(values), 3, seeds) == text
+    assert sheet.difference(Cell(values), (0.17,), 3) == apart
+    assert sheet.difference(Cell(values), None, 3) == "-"
+
+
+def test_equal_infinities_do_not_differ():
+    assert sheet.difference(Cell([(math.inf,)]), (math.inf,), 2) == "+0.00"
+
+
+def test_the_head_says_how_it_came_about(pretended):
+    assert cli.main(["paper", "--table", "alpha", "--out", "a b", "--rounds", "9", "--seeds", "2"]) == 0
+    head = Path("a b/alpha-fashion-mnist.md").read_text(encoding="utf-8").splitlines()[2]
+    assert head.startswith("`secureafl paper --table alpha --out 'a b' --rounds 9 --seeds 2`; ")
+    for part in ("threads", f"torch {torch.__version__}", "commit ", "seeds 0, 1", "rounds 9"):
+        assert part in head
+
+
+def test_undefined_cells_say_why_and_leave_the_paper_its_shape(pretended):
+    assert call("--dataset udacity --out x") == 0
+    heads, _, *lines = lines_of("x/main-udacity.md")
+    assert heads == ["defense", "", *paper.REGRESSION]
+    assert [line[0] for line in lines[::3]] == [name for name in paper.METHODS if name != "sageflow"]
+    text = Path("x/main-udacity.md").read_text(encoding="utf-8")
+    assert "- undefined: attack 'dba' changes labels" in text
+    assert "- undefined: defense 'sageflow'" in text
+    assert "RMSE" in text
+
+
+def test_a_table_that_is_cut_short_has_gaps_and_the_next_call_fills_them(pretended, capsys):
+    command = "--only attack=none,gaussian --only defense=kardam,secureafl --out x"
+    pretended.stop_after = 3
+    assert call(command) == 130
+    assert "goes on from there" in capsys.readouterr().err
+    assert row("x/main-fashion-mnist.md", "kardam")["gaussian"][0] == "0.500"
+    assert row("x/main-fashion-mnist.md", "secureafl") == {
+        "none": ["0.500", "0.12", "+0.380"],
+        "gaussian": ["-", "0.14", "-"],
+    }
+    assert "- not run: KeyboardInterrupt" in Path("x/main-fashion-mnist.md").read_text(encoding="utf-8")
+
+    pretended.stop_after = None
+    assert call(command) == 0
+    assert [(s.defense, s.attack) for s in pretended.ran[3:]] == [("secureafl", "gaussian")]
+    assert row("x/main-fashion-mnist.md", "secureafl")["gaussian"] == ["0.500", "0.14", "+0.360"]
+    assert "not run:" not in Path("x/main-fashion-mnist.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_fails_is_named_in_the_table(pretended, capsys):
+    pretended.stop_after, pretended.stop = 1, FileNotFoundError("dataset 'cifar10' not found")
+    assert call("--dataset cifar10 --defense kardam --out x") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "secureafl: dataset 'cifar10' not found"
+    assert row("x/main-cifar10.md", "kardam")["label-flip"] == ["-", "0.33", "-"]
+    assert "- not run: dataset 'cifar10' not found" in Path("x/main-cifar10.md").read_text(encoding="utf-8")
+
+
+def test_other_runs_in_the_folder_are_not_taken_for_those_of_the_table(pretended):
+    pretended.error = lambda settings: settings.lr
+    narrow = "--table variants --attack none --defense secureafl --out x"
+    for lr in ("0.25", "0.125", "0.25"):
+        assert call(f"{narrow} --lr {lr}") == 0
+        assert row("x/variants-fashion-mnist.md", "secureafl")["none"][0].strip("*") == f"{float(lr):.3f}"
+    assert len(pretended.ran) == 2
+
+
+def test_a_share_of_attackers_needs_an_attack():
+    attacks = {name: paper.TABLES[name].axes["attack"] for name in ("malicious", "delay", "degree", "clients")}
+    assert attacks == dict.fromkeys(("delay", "degree", "clients"), paper.COLUMNS) | {"malicious": paper.COLUMNS[1:]}
+
+
+def test_a_setting_that_is_given_narrows_what_a_table_varies(pretended):
+    assert call("--table malicious --attack min-max --malicious 0.3 --quantile 0.5") == 0
+    assert [(s.attack, s.defense, s.malicious) for s in pretended.ran] == [("min-max", d, 0.3) for d in paper.METHODS]
+    assert {settings.quantile for settings in pretended.ran} == {0.5}
+
+
+def test_a_setting_that_is_given_replaces_what_a_table_fixes(pretended):
+    assert call("--table max-norm --attack none --defense secureafl-i") == 0
+    assert [(s.defense, s.max_norm) for s in pretended.ran] == [("secureafl-i", g) for g in (20.0, 50.0, 100.0)]
+
+
+def test_a_figure_has_a_part_per_attack_and_no_paper(pretended, tmp_path):
+    pretended.error = lambda settings: settings.delay / 100
+    assert call("--table delay --only attack=none,pgd --only delay=5,50 --out x") == 0
+    text = (tmp_path / "x" / "delay-fashion-mnist.md").read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## none", "## pgd"]
+    assert "paper |" not in text
+    lines = [line for line in lines_of("x/delay-fashion-mnist.md") if line[0] == "zeno++"]
+    assert lines == [["zeno++", "ours", "0.050", "0.500"], ["zeno++", "ours", "0.050 / 0.025", "0.500 / 0.250"]]
+    assert (tmp_path / "x" / "delay-fashion-mnist.png").read_bytes().startswith(PNG)
+
+
+def test_estimation_errors_stand_by_the_round(pretended):
+    """The pretended one is a ten thousandth of the round."""
+    assert call("--table estimation-error --out x") == 0
+    assert {(s.estimation_error, s.evaluations, s.defense) for s in pretended.ran} == {(True, 1, "secureafl")}
+    made = row("x/estimation-error-fashion-mnist.md", "estimation_error")
+    assert list(made) == ["250", "350", "450", "550", "650", "20000"]
+    assert made["250"] == ["**0.025**", "0.81", "-0.785"]
+    assert made["20000"] == ["2.000", "0.59", "+1.410"]
+    assert call("--table estimation-error --attack pgd --rounds 250 --out x") == 0
+    assert row("x/estimation-error-fashion-mnist.md", "estimation_error")["250"][0] == "**0.025**"
+
+
+def test_memory_is_that_of_the_servers_state(pretended):
+    """n clients with m pairs, last update and last model, and the kept models, in float32 as arithmetic has it."""
+    assert call("--table memory --seeds 3 --out x") == 0
+    assert pretended.ran == []
+    n, m, d, kept = 50, 3, 139_960, 12
+    gb = ((2 * m + 2) * n * d + kept * d) * 4 / 1e9
+    ours, theirs, apart = row("x/memory-fashion-mnist.md", "float32")["GB"]
+    assert (ours, theirs) == (f"**{gb:.3f}**", "0.456")
+    assert float(apart) == pytest.approx(gb - 0.456, abs=1e-3)
+    assert len(SecureAFL(torch.zeros(3), 2).state_dict()["models"]) == kept
+    half = ((m + 2) * n * d + kept * d) * 4 / 1e9
+    assert row("x/memory-fashion-mnist.md", "float16")["GB"] == [f"{half:.3f}", "-", "-"]
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list:
+    """The figures that would be saved."""
+    figures = []
+    monkeypatch.setattr(pictures, "_save", lambda path, figure: figures.append(figure))
+    return figures
+
+
+def test_a_heat_map_is_coloured_by_the_worst_number_and_has_no_colour_for_a_gap(drawn):
+    cells = {("a", "x"): Cell([(0.2, 0.75)]), ("a", "y"): Cell([]), ("b", "x"): Cell([(math.inf,)])}
+    cells["b", "y"] = Cell([(0.25,), (0.75,)])
+    part = grids.Part("", ["a", "b"], ["x", "y"], cells, {("a", "y"): (0.125,)})
+    pictures.heat(Path("unused.png"), "a heading", [part])
+    ours, theirs = drawn[0].axes
+    assert (ours.get_title(), theirs.get_title()) == ("ours", "paper")
+    assert ours.images[0].get_array().filled(-1).tolist() == [[0.75, -1], [1.0, 0.5]]
+    assert theirs.images[0].get_array().filled(-1).tolist() == [[-1, 0.125], [-1, -1]]
+    assert [text.get_text() for text in ours.texts] == ["0.20\n0.75", "-", "inf", "0.50"]
+    pictures.heat(Path("unused.png"), "a heading", [dataclasses.replace(part, paper={})])
+    assert len(drawn[1].axes) == 1
+
+
+def test_curves_have_their_deviations_and_leave_out_what_is_not_there(drawn):
+    cells = {("a", "5"): Cell([(0.25, 0.5), (0.75, 0.5)]), ("a", "7"): Cell([]), ("a", "9"): Cell([(math.inf, 1.0)])}
+    part = grids.Part("pgd", ["a"], ["5", "7", "9"], cells, {("a", "9"): (0.125,)})
+    pictures.curves(Path("unused.png"), "a heading", [part])
+    [panel] = drawn[0].axes
+    error, success = panel.containers
+    assert error.lines[0].get_xydata().tolist() == [[0, 0.5]]
+    assert success.lines[0].get_xydata().tolist() == [[0, 0.5], [2, 1.0]]
+    [bar] = error.lines[2][0].get_segments()
+    deviation = math.sqrt(2) / 4  # of 0.25 and 0.75, as a sample
+    assert bar[:, 1].tolist() == pytest.approx([0.5 - deviation, 0.5 + deviation])
+    paper_line = next(line for line in panel.lines if line.get_label() == "a, paper")
+    assert paper_line.get_ydata()[2] == 0.125 and math.isnan(paper_line.get_ydata()[0])
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["5", "7", "9"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch) -> list[list[str]]:
+    """bench/scaling.py, pretended: milliseconds that tell method and size. The commands it was called by."""
+    called = []
+
+    def run(command, **_):
+        called.append(command)
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        lines = ["table,how,n,d,m,ms", "server,SecureAFL,50,139960,3,1"]
+        lines += [f"server and gradient,SecureAFL,{n},139960,3,{n}" for n in (50, 100, 300)]
+        lines += [f"server and gradient,SecureAFL,50,{d},3,{d / 1e4}" for d in (500_020,)]
+        (out / "scaling.csv").write_text("\n".join(lines))
+        (out / "scaling.md").write_text("# Server rounds\n\n`python bench/scaling.py`; a machine; commit 0.\n")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return called
+
+
+def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, benchmark):
+    for table in ("runtime-clients", "runtime-parameters"):
+        assert call(f"--table {table} --out x --device cpu") == 0
+    assert len(benchmark) == 1, "one benchmark serves both tables"
+    assert benchmark[0][:4] == [sys.executable, str(servers.BENCH), "--device", "cpu"]
+    assert servers.BENCH.is_file()
+    clients = row("x/runtime-clients-fashion-mnist.md", "SecureAFL")
+    assert clients["50"] == ["0.050000", "0.03", "+0.020000"]
+    assert clients["300"] == ["0.300000", "0.06", "+0.240000"]
+    parameters = row("x/runtime-parameters-fashion-mnist.md", "SecureAFL")
+    assert {column: cell[0] for column, cell in parameters.items()} == {
+        "140000": "0.050000",
+        "500000": "0.050002",
+        "1000000": "-",
+    }
+    text = Path("x/runtime-clients-fashion-mnist.md").read_text(encoding="utf-8")
+    assert "`python bench/scaling.py`; a machine; commit 0.\n" in text
+    assert "- not run: bench/scaling.py left this size out" in text
+
+
+def test_without_the_source_tree_the_runtimes_say_so(pretended, monkeypatch, tmp_path):
+    monkeypatch.setattr(servers, "BENCH", tmp_path / "nowhere.py")
+    assert call("--table runtime-clients --out x") == 0
+    assert row("x/runtime-clients-fashion-mnist.md", "Zeno++")["50"] == ["-", "0.02", "-"]
+    text = Path("x/runtime-clients-fashion-mnist.md").read_text(encoding="utf-8")
+    assert "nowhere.py is not there: the benchmark comes with the source" in text
+
+
+def test_all_is_what_the_paper_shows_of_a_data_set():
+    assert paper.chosen("all", "fashion-mnist") == list(paper.TABLES)
+    assert paper.chosen("all", "cifar100") == ["main", "asyncdefender"]
+    assert paper.chosen("all", "fashion-mnist-small") == list(paper.TABLES)
+
+
+def test_all_runs_them_one_after_the_other(pretended):
+    assert call("--table all --dataset udacity --attack none --out x") == 0
+    assert [s.defense for s in pretended.ran] == [*(m for m in paper.METHODS if m != "sageflow"), "async-defender"]
+    assert Path("x/main-udacity.md").exists() and Path("x/asyncdefender-udacity.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--table mian", "unknown table 'mian'; choose from main, asyncdefender"),
+        ("--seeds 0", "seeds must be 1 or more, got 0"),
+        ("--seeds x", "invalid int value: 'x'"),
+        ("--seed 1", "unknown argument '--seed'"),
+        ("--only delay=5", "only: main does not vary 'delay'; choose from defense, attack"),
+        ("--table memory --only history_dtype=float16", "unknown setting 'history_dtype'"),
+        ("--only attack=pdg", "unknown attack 'pdg'; choose from none"),
+        ("--table asyncdefender --dataset udacity --attack dba", "attack 'dba' changes labels"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(argv, said, pretended, capsys):
+    assert call(argv) == 2
+    assert said in capsys.readouterr().err
+    assert pretended.ran == []
+    assert not Path("secureafl-results").exists()
+
+
+def test_a_small_table_from_real_runs(tmp_path):
+    """On the embedded data, which is not the paper's: no number of it stands beside ours."""
+    command = "--dataset fashion-mnist-small --only defense=async-sgd,secureafl --only attack=none,scaling --device cpu"
+    size = f"--rounds 4 --evaluations 1 --batch 4 --clients 4 --trusted 8 --out {tmp_path}"
+    assert call(f"{command} {size}") == 0
+    for name in ("async-sgd", "secureafl"):
+        made = row(f"{tmp_path}/main-fashion-mnist-small.md", name)
+        [clean], [attacked] = made["none"], made["scaling"]
+        assert 0 <= float(clean) <= 1
+        assert all(0 <= float(number) <= 1 for number in attacked.split(" / ", 1))
+    assert (tmp_path / "main-fashion-mnist-small.png").read_bytes().startswith(PNG)
+
+
+def test_the_time_left_is_told_from_the_rounds_of_all_runs(monkeypatch):
+    shown = []
+
+    class Kept(show.Progress):
+        def __init__(self, *columns, **settings):
+            super().__init__(*columns, **settings)
+            assert show.TimeRemainingColumn in map(type, columns)
+            shown.append(self)
+
+    monkeypatch.setattr(show, "Progress", Kept)
+    with show.live(["short", "long"], [10, 30]) as (watch, done):
+        watch(1, Point(15, 0.5, None))
+        watch(0, Point(10, 0.5, None))
+        done(0, Outcome(Settings(), [Point(10, 0.5, None)], {}))
+        everything = shown[0].tasks[0]
+        assert (everything.completed, everything.total, everything.fields["now"]) == (25, 40, "1 of 2")

@@ -1,4 +1,4 @@
-"""A round from the plain ops, one step after the other: any device, any dtype, both readings of the pairs."""
+"""A round from the plain ops, one step after the other: any device, dtype and rule, both readings of the pairs."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch import Tensor
 from . import ops
 from .config import FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from .history import History
+from .rowwise import RowWise
 
 
 class Composed:
@@ -17,6 +18,8 @@ class Composed:
         self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
         self.recorded = torch.zeros((), dtype=torch.int64, device=device)  # factors ever recorded
         self.counts = torch.zeros(5, dtype=torch.int64, device=device)
+        self.rows = RowWise(config, clients, size, device) if config.row_wise else None
+        self._clients = torch.arange(clients, device=device).split(1)
 
     def state(self) -> dict[str, Tensor]:
         """Copies."""
@@ -29,17 +32,26 @@ class Composed:
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
-        return {**own, **self.history.tensors()}
+        return {**own, **self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
 
-    def round(self, client: int, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
-        """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason."""
+    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
+        """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason.
+
+        client: a number, or (1) int64 where the rule is row-wise: the op of the others wants a number.
+        """
         model = models[now]
-        update, factor, reason = self._judge(client, update, trained_on)
+        who = client if isinstance(client, Tensor) else self._clients[client]
+        update, factor, reason = self._judge(who, update, trained_on)
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
-        direction, status = self._aggregate(client, update, model, accepted)
+        stored = finite if self.config.store == "all" else accepted
+        if self.rows and self.config.estimate:
+            taken = accepted & self.config.receive
+            direction, status = self.rows.aggregate(who, update, model, taken, stored, self.history)
+        else:
+            direction, status = self._aggregate(client, update, model, accepted)
         if self.config.pairs == "rounds":
-            self._push_estimates(client, model)
-        self.history.remember(client, update, trained_on, finite if self.config.store == "all" else accepted)
+            self._push_estimates(who, model)
+        self.history.remember(who, update, trained_on, stored)
         stepped = model - self.config.lr * direction
         models[new] = torch.where(stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
@@ -55,12 +67,12 @@ class Composed:
         return ops.estimate(model, *past, self.config.trust) * seen[:, None]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(rows.index_select(0, client)[0] for rows in (self.history.last_updates, self.history.last_models))
+        return self.history.of(client)[:2]
 
-    def _judge(self, client: int, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _judge(self, client: Tensor, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(update, clipped at first contact; its factor or NaN; the index of the reason)"""
-        last_update, last_model = self.history.last_updates[client], self.history.last_models[client]
-        finite, known = update.isfinite().all(), self.history.seen[client]
+        last_update, last_model, known = self.history.of(client)
+        finite = update.isfinite().all()
         length = torch.linalg.vector_norm(update, dtype=torch.float64)
         clip = (self.config.max_norm / length).clamp(max=1).to(update.dtype)
         update = torch.where(known, update, update * clip)
@@ -84,7 +96,7 @@ class Composed:
         self.factors.scatter_(0, here, torch.where(when, factor, self.factors[here]).reshape(1))
         self.recorded += when
         size = self.recorded.clamp(max=len(self.factors))
-        return (self.factors < factor).sum() > ((size - 1) * self.config.quantile).floor()
+        return (self.factors < factor).sum() > ((size - 1).double() * self.config.quantile).floor()
 
     def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """(the direction to step along, the status of each client's correction)"""
@@ -95,9 +107,11 @@ class Composed:
         past = self.history.tensors().values()
         return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
 
-    def _push_estimates(self, client: int, model: Tensor) -> None:
+    def _push_estimates(self, client: Tensor, model: Tensor) -> None:
         """The paper's pairs read literally: each estimated client also learns from its own estimate."""
         *past, seen = self.history.tensors().values()
-        for k in (k for k in range(self.clients) if k != client):
+        for k, number in enumerate(self._clients):
             estimate = ops.estimate(model, *(tensor[k : k + 1] for tensor in past), self.config.trust)[0]
-            self.history.push(k, model - self.history.last_models[k], estimate - self.history.last_updates[k], seen[k])
+            when = seen[k] & (number != client)[0]
+            dw, dg = model - self.history.last_models[k], estimate - self.history.last_updates[k]
+            self.history.push(number, dw, dg, when)

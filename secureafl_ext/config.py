@@ -5,8 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-# A rule is a name in this table. Coordinate-wise ones are fused with the estimates.
-RULES = {"median": "coordinate-wise", "trimmed_mean": "coordinate-wise", "mean": "coordinate-wise"}
+# A rule is a name in this table. Coordinate-wise ones are fused with the estimates; row-wise ones weigh whole updates.
+RULES = {
+    "median": "coordinate-wise",
+    "trimmed_mean": "coordinate-wise",
+    "mean": "coordinate-wise",
+    "centered_clip": "row-wise",
+    "spectral": "row-wise",
+    "krum": "row-wise",
+    "geometric_median": "row-wise",
+}
 STORES = ("all", "accepted")
 PAIRS = ("received", "rounds")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -41,6 +49,10 @@ class Config:
     filter: bool = True
     estimate: bool = True
     receive: bool = True
+    buckets: int = 1  # so many clients at a time are averaged, dealt anew in every round, before a rule; 1: none
+    remove: float = 0.25  # share of the rows that spectral drops, and that krum takes for malicious
+    radius: float | None = None  # of centered_clip; None: the median distance to its centre
+    iterations: int = 2  # of centered_clip
 
     def __post_init__(self):
         def need(ok: bool, name: str, expected: str) -> None:
@@ -60,6 +72,16 @@ class Config:
         need(self.window is None or self.window > 0, "window", "None or positive")
         need(self.history_dtype in DTYPES, "history_dtype", f"one of {', '.join(DTYPES)}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
+        need(self.buckets >= 1, "buckets", "1 or more")
+        need(self.buckets == 1 or self.rule not in ("median", "trimmed_mean"), "buckets", f"1 with rule={self.rule!r}")
+        need(0 <= self.remove < 1, "remove", "0 or more, below 1")
+        need(self.radius is None or self.radius > 0, "radius", "None or positive")
+        need(self.iterations >= 1, "iterations", "1 or more")
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether the rule weighs whole updates by their inner products; the mean does so in buckets alone."""
+        return RULES[self.rule] == "row-wise" or self.buckets > 1
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,7 +15,7 @@ def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether this round exists fused; the composed one takes what is left."""
     most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
     plain = config.pairs == "received" and config.history_dtype != "float64" and 1 <= config.memory <= most_pairs
-    return plain and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
+    return plain and not config.row_wise and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
 
 
 class Fused:

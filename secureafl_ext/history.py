@@ -27,24 +27,30 @@ class History:
         names = ("last_updates", "last_models", "dw", "dg", "pairs", "seen")
         return {name: getattr(self, name) for name in names}
 
-    def remember(self, client: int, update: Tensor, model: Tensor, when: Tensor) -> None:
-        """Take update, computed at model, as the client's last if the 0-dim bool `when` is true."""
-        last_update, last_model = self.last_updates[client], self.last_models[client]
-        self.push(client, model - last_model, update - last_update, when & self.seen[client])
-        last_update.copy_(torch.where(when, update, last_update))
-        last_model.copy_(torch.where(when, model, last_model))
-        self.seen[client] |= when
+    def remember(self, client: Tensor, update: Tensor, model: Tensor, when: Tensor) -> None:
+        """Take update, computed at model, as the last of client (1) int64 if the 0-dim bool `when` is true."""
+        last_update, last_model, known = self.of(client)
+        self.push(client, model - last_model, update - last_update, when & known)
+        self.last_updates.index_copy_(0, client, torch.where(when, update, last_update)[None])
+        self.last_models.index_copy_(0, client, torch.where(when, model, last_model)[None])
+        self.seen.index_copy_(0, client, (known | when)[None])
 
-    def push(self, client: int, dw: Tensor, dg: Tensor, when: Tensor) -> None:
+    def of(self, client: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Last update (d), last model (d) and whether there are any () of client (1)."""
+        return tuple(kept.index_select(0, client)[0] for kept in (self.last_updates, self.last_models, self.seen))
+
+    def push(self, client: Tensor, dw: Tensor, dg: Tensor, when: Tensor) -> None:
         """Append the pair (dw, dg) if `when` is true and its curvature positive; the oldest makes room."""
         memory = self.dw.shape[1]
         if memory == 0:
             return
         s, y = dw.double(), dg.double()
         useful = when & (s @ y > CURVATURE * (s @ s)) & (y @ y).isfinite()
-        full = self.pairs[client] == memory
-        here = self._slots == self.pairs[client] - full.long()  # (memory, 1)
-        for rows, new in ((self.dw[client], dw), (self.dg[client], dg)):
-            kept = torch.where(full, rows.roll(-1, 0), rows)  # (memory, d)
-            rows.copy_(torch.where(useful, torch.where(here, new, kept), rows))
-        self.pairs[client] += useful & ~full
+        count = self.pairs.index_select(0, client)  # (1)
+        full = count == memory
+        here = self._slots == count - full.long()  # (memory, 1)
+        for pairs, new in ((self.dw, dw), (self.dg, dg)):
+            rows = pairs.index_select(0, client)[0]  # (memory, d)
+            kept = torch.where(full, rows.roll(-1, 0), rows)
+            pairs.index_copy_(0, client, torch.where(useful, torch.where(here, new, kept), rows)[None])
+        self.pairs.index_copy_(0, client, count + (useful & ~full))

@@ -56,6 +56,10 @@ class SecureAFL:
         filter: bool = True,
         estimate: bool = True,
         receive: bool = True,
+        buckets: int = 1,
+        remove: float = 0.25,
+        radius: float | None = None,
+        iterations: int = 2,
     ):
         self.config = Config(
             lr,
@@ -73,6 +77,10 @@ class SecureAFL:
             filter,
             estimate,
             receive,
+            buckets,
+            remove,
+            radius,
+            iterations,
         )
         check_start("SecureAFL", model, clients)
         if model.dtype == torch.float64 and history_dtype != torch.float64:
@@ -89,7 +97,8 @@ class SecureAFL:
         self._rows = self._models.unbind()  # views: to take one anew costs the host more than the lock does
         engine = fused.Fused if fused.fits(self.config, clients, model.device) else Composed
         if history_dtype == torch.float16 and engine is Composed:
-            allowed = f'with pairs="received", {fused.LIMITS}'
+            others = f'pairs="received", {fused.LIMITS}'
+            allowed = f"with {'a coordinate-wise rule and buckets=1' if self.config.row_wise else others}"
             raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
         self._engine = engine(self.config, clients, len(model), model.device)
         self._stale = 0
@@ -147,14 +156,16 @@ class SecureAFL:
         staleness means nothing here; the simulator's other defenses go by it.
         """
         if not self.capturable:
-            raise ValueError(f"SecureAFL.enqueue: the server must be a fused one ({fused.LIMITS}), got another")
+            expected = f"a fused one ({fused.LIMITS}) or have a row-wise rule"
+            raise ValueError(f"SecureAFL.enqueue: the server must be {expected}, got another")
         with self._lock:
+            update, trained_on = (tensor.detach().to(self._models.dtype) for tensor in (update, trained_on))
             return self._round(client, update, trained_on, None)
 
     @property
     def capturable(self) -> bool:
         """Whether `enqueue` exists for these settings."""
-        return isinstance(self._engine, fused.Fused)
+        return isinstance(self._engine, fused.Fused) or self.config.row_wise
 
     def phase(self) -> int:
         """Enqueued rounds of one phase are the same kernels on the same memory."""
@@ -197,7 +208,7 @@ class SecureAFL:
             factors, recorded = self._engine.factors, self._engine.recorded
             place = recorded % len(factors)  # where the next one goes; what is there counts no more
             others = torch.where(torch.arange(len(factors), device=factors.device) == place, torch.inf, factors)
-            rank = (recorded.clamp(max=len(factors) - 1) * self.config.quantile).floor().long()
+            rank = (recorded.clamp(max=len(factors) - 1).double() * self.config.quantile).floor().long()
             bound = others.sort().values.gather(0, rank.reshape(1))[0]
             return bound if self.config.filter else torch.full_like(bound, torch.inf)
 
@@ -227,6 +238,7 @@ class SecureAFL:
 
     def _expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """What every state has; that of a fused server has more, which lets it go on bit for bit."""
+        kept = self._engine.rows.tensors() if self.config.row_wise else {}
         n, m, (_, d) = self.clients, self.config.memory, self._models.shape
         floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
         pairs = {"dw": (n, m, d), "dg": (n, m, d)}
@@ -238,6 +250,7 @@ class SecureAFL:
             **{name: (shape, torch.int64) for name, shape in counts.items()},
             "seen": ((n,), torch.bool),
             "factors": (self._engine.factors.shape, torch.float64),
+            **{name: (tensor.shape, tensor.dtype) for name, tensor in kept.items()},
         }
 
     def save(self, path: str | os.PathLike) -> None:

@@ -125,5 +125,5 @@ def lower_quantile(worst: Tensor, quantile: float) -> Tensor:
     """() of the values (n) that are not -inf, of two neighbours the lower; inf if there are none."""
     known = worst > -torch.inf
     ranked = torch.where(known, worst, torch.inf).sort().values
-    place = ((known.sum() - 1) * quantile).clamp(min=0).long()
+    place = ((known.sum() - 1).double() * quantile).clamp(min=0).long()
     return ranked.gather(0, place.reshape(1))[0]

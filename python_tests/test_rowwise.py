@@ -1,0 +1,516 @@
+"""Rules that weigh whole rows: against their definitions on stacked rows, and in a server against a slow one."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from oracles import median, relative_error
+from slow_server import SlowServer
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from secureafl_ext import SecureAFL, rowwise
+from secureafl_ext.config import Config
+from secureafl_ext.history import History
+from secureafl_ext.row_rules import WEIGHTS, bucketed
+
+SIZE, CLIENTS = 12, 7
+F64 = torch.float64
+ROBUST = ("centered_clip", "spectral", "krum", "geometric_median")
+
+
+def clipped(rows, most):
+    norms = np.linalg.norm(rows, axis=1)
+    return rows * np.where(norms > most, most / np.maximum(norms, 1e-300), 1)[:, None]
+
+
+def clip_around(rows, centre, c):
+    for _ in range(c.iterations):
+        away = rows - centre
+        radius = np.median(np.linalg.norm(away, axis=1)) if c.radius is None else c.radius
+        centre = centre + clipped(away, radius).mean(0)
+    return centre
+
+
+def remove_along_top_direction(rows, centre, c):
+    rows = clipped(rows, np.median(np.linalg.norm(rows, axis=1)))
+    centred = rows - rows.mean(0)
+    scores = (centred @ np.linalg.svd(centred)[2][0]) ** 2
+    return rows[np.argsort(-scores, kind="stable")[int(c.remove * len(rows)) :]].mean(0)
+
+
+def nearest_to_its_neighbours(rows, centre, c):
+    neighbours = max(1, len(rows) - int(c.remove * len(rows)) - 2)
+    scores = []
+    for k, row in enumerate(rows):
+        squares = ((np.delete(rows, k, 0) - row) ** 2).sum(1)
+        scores.append(np.sort(squares)[:neighbours].sum())
+    return rows[np.argmin(scores)]
+
+
+def weiszfeld(rows, centre, c):
+    usual = np.median(np.linalg.norm(rows, axis=1))
+    point = clipped(rows, usual).mean(0)
+    for _ in range(8):
+        pull = 1 / np.maximum(np.linalg.norm(rows - point, axis=1), max(1e-6 * usual, 1e-100))
+        point = pull @ rows / pull.sum()
+    return point
+
+
+TWINS = {  # (rows (n, d), centre (d), config) -> (d)
+    "mean": lambda rows, centre, c: rows.mean(0),
+    "centered_clip": clip_around,
+    "spectral": remove_along_top_direction,
+    "krum": nearest_to_its_neighbours,
+    "geometric_median": weiszfeld,
+}
+
+
+def by_weights(config, rows, centre, mask, device="cpu"):
+    """What a rule makes of the rows (n, d) that mask (n) keeps; the others must not even be finite."""
+    stack = np.vstack([np.where(mask[:, None], rows, 0), centre[None]]) if config.rule == "centered_clip" else rows
+    stack = np.where(np.append(mask, True)[: len(stack), None], stack, 0)
+    gram, mask = (torch.from_numpy(array).to(device) for array in (stack @ stack.T, mask))
+    weights = WEIGHTS[config.rule](gram, mask, config).cpu()
+    assert weights.dtype == F64 and not weights[: len(rows)][~mask.cpu()].any()
+    return weights.numpy() @ stack
+
+
+def scene(seed, n=11):
+    """Rows around a common one, some far along one direction; a centre nearby."""
+    random = np.random.default_rng(seed)
+    common = random.normal(size=SIZE)
+    rows = common + random.normal(size=(n, SIZE))
+    rows[::4] += 4 * random.normal(size=SIZE)
+    rows[5 % n] *= 7
+    return rows, common + random.normal(size=SIZE)
+
+
+MASKS = {
+    "all": lambda n: np.ones(n, bool),
+    "every second": lambda n: np.arange(n) % 2 == 1,
+    "all but one": lambda n: np.arange(n) != 4,
+    "three": lambda n: np.isin(np.arange(n), (0, 3, 8)),
+    "two": lambda n: np.isin(np.arange(n), (2, 8)),
+    "one": lambda n: np.arange(n) == 6,
+}
+OPTIONS = {
+    "centered_clip": [{}, {"radius": 1.5}, {"iterations": 5}, {"radius": 0.3, "iterations": 1}],
+    "spectral": [{}, {"remove": 0.4}, {"remove": 0.0}],
+    "krum": [{}, {"remove": 0.4}, {"remove": 0.0}, {"remove": 0.9}],
+    "geometric_median": [{}],
+    "mean": [{}],
+}
+CASES = [(rule, option) for rule, options in OPTIONS.items() for option in options]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("rule", "options"), CASES, ids=str)
+def test_weights_give_what_the_definition_gives_on_the_rows(rule, options, mask, device):
+    config = Config(rule=rule, **options)
+    for seed in range(3):
+        rows, centre = scene(seed)
+        kept = MASKS[mask](len(rows))
+        expected = TWINS[rule](rows[kept], centre, config)
+        assert np.allclose(by_weights(config, rows, centre, kept, device), expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("rule", TWINS)
+def test_equal_rows_give_that_row_and_no_rows_no_nan(rule, device):
+    config = Config(rule=rule, iterations=60, radius=100.0)
+    for row in (np.arange(1.0, SIZE + 1), np.zeros(SIZE)):
+        rows = np.tile(row, (5, 1))
+        for count in (5, 2, 1):
+            result = by_weights(config, rows, np.zeros(SIZE), np.arange(5) < count, device)
+            assert np.allclose(result, row, atol=1e-12)
+    if rule == "centered_clip":  # by its median radius too, where centre and rows are all the same
+        assert np.allclose(by_weights(Config(rule=rule), rows + 2, rows[0] + 2, np.ones(5, bool), device), 2)
+    assert np.isfinite(by_weights(config, rows, np.ones(SIZE), np.zeros(5, bool), device)).all()
+
+
+@pytest.mark.parametrize("rule", TWINS)
+def test_two_equal_rows_among_others_count_twice(rule):
+    config = Config(rule=rule)
+    rows, centre = scene(4)
+    rows[3] = rows[7]
+    expected = TWINS[rule](rows, centre, config)
+    assert np.allclose(by_weights(config, rows, centre, np.ones(len(rows), bool)), expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_outliers_move_the_mean_and_hardly_a_robust_rule(rule, share):
+    random = np.random.default_rng(3)
+    honest = 1 + 0.1 * random.normal(size=(20, SIZE))
+    rows = honest.copy()
+    rows[: int(share * 20)] = 1e6 * random.normal(size=(int(share * 20), SIZE))
+    result = by_weights(Config(rule=rule), rows, np.zeros(SIZE), np.ones(20, bool))
+    moved = np.linalg.norm(result - honest.mean(0)) / np.linalg.norm(honest.mean(0))
+    assert moved > 1e3 if rule == "mean" else moved < 0.3
+
+
+def test_zero_rows_do_not_hold_the_geometric_median():
+    rows = 1 + 0.1 * np.random.default_rng(0).normal(size=(10, SIZE))
+    rows[:3] = 0
+    assert np.allclose(by_weights(Config(rule="geometric_median"), rows, rows[0], np.ones(10, bool)), 1, atol=0.25)
+
+
+def test_spectral_removes_colluding_rows_that_move_the_median(device):
+    """Min-Max: all malicious rows are the honest mean, shifted alike by less than honest rows differ."""
+    random = np.random.default_rng(1)
+    honest = random.normal(size=(40, 400))
+    shift = -0.9 * honest.std(0) * np.sign(honest.mean(0))
+    rows = np.vstack([honest[:17], np.tile(honest.mean(0) + shift, (10, 1)), honest[17:]])
+    largest = max(np.linalg.norm(a - b) for a in honest for b in honest)
+    assert max(np.linalg.norm(rows[17] - row) for row in honest) < largest
+    mask = torch.ones(50, dtype=torch.bool, device=device)
+    weights = WEIGHTS["spectral"](torch.from_numpy(rows @ rows.T).to(device), mask, Config(rule="spectral", remove=0.2))
+    assert (weights.cpu() > 0).tolist() == [not 17 <= k < 27 for k in range(50)]
+    distance = np.linalg.norm(weights.cpu().numpy() @ rows - honest.mean(0))
+    assert distance < 0.1 * np.linalg.norm(median(rows) - honest.mean(0))
+
+
+@pytest.mark.parametrize(("count", "size"), [(11, 2), (11, 3), (10, 5), (4, 7), (1, 2), (0, 3)])
+def test_buckets_hold_every_row_once_and_weigh_theirs_alike(count, size, device):
+    mask = torch.zeros(11, dtype=torch.bool)
+    mask[torch.randperm(11, generator=torch.Generator().manual_seed(count))[:count]] = True
+    deal = bucketed(mask.to(device), torch.tensor(5, device=device), size).cpu()
+    assert deal.shape == (-(-11 // size), 11)
+    assert torch.equal((deal > 0).sum(0), mask.long())
+    filled = [size] * (count // size) + [count % size] * (count % size > 0)
+    assert (deal > 0).sum(1).tolist() == filled + [0] * (len(deal) - len(filled))
+    for bucket, many in zip(deal, filled, strict=False):
+        assert torch.equal(bucket[bucket > 0], torch.full((many,), 1 / many, dtype=F64))
+
+
+def test_buckets_are_dealt_anew_by_every_draw_and_alike_by_the_same():
+    mask, together = torch.ones(20, dtype=torch.bool), torch.zeros(20, 20)
+    deals = [bucketed(mask, torch.tensor(draw), 2) for draw in range(400)]
+    assert torch.equal(deals[7], bucketed(mask, torch.tensor(7), 2))
+    assert all(not torch.equal(a, b) for a, b in pairwise(deals))
+    for deal in deals:
+        together += (deal > 0).float().T @ (deal > 0).float()
+    pairs = together[~torch.eye(20, dtype=torch.bool)]  # each pair is expected in 400 / 19 = 21 of the deals
+    assert pairs.min() > 5 and pairs.max() < 45
+
+
+class SlowRows:
+    """The slow server with a row-wise rule: only how it combines rows is another, and who sent them is told."""
+
+    def __init__(self, config):
+        names = ("lr", "memory", "quantile", "max_norm", "trust", "store", "pairs", "max_staleness", "window", "filter",
+                 "estimate", "receive")  # fmt: skip
+        self.config, self.centre, self.rounds = config, np.zeros(SIZE), 0
+        settings = {name: getattr(config, name) for name in names}
+        self.server = SlowServer(np.zeros(SIZE), CLIENTS, combine=self.combine, **settings)
+
+    def submit(self, client, update, version):
+        self.client = client
+        return self.server.submit(client, update, version)
+
+    def combine(self, rows):
+        c = self.config
+        draw, self.rounds = self.rounds, self.rounds + 1
+        if len(rows) == 0:
+            return np.zeros(SIZE)
+        if not c.estimate:
+            return rows[0]
+        senders = [*(k for k in self.server.last if k != self.client), self.client][: len(rows)]
+        rows = rows[np.argsort(senders)]  # of two equally good ones krum takes that of the first client
+        if c.buckets > 1:
+            mask = torch.from_numpy(np.isin(np.arange(CLIENTS), senders))
+            deal = bucketed(mask, torch.tensor(draw), c.buckets)[:, mask].numpy()
+            rows = deal[deal.any(1)] @ rows
+        self.centre = TWINS[c.rule](rows, self.centre, c)
+        return self.centre
+
+
+class World:
+    """Quadratic clients, one of which sends noise, one from time to time no numbers, one late."""
+
+    def __init__(self, seed=0):
+        self.random = np.random.default_rng(seed)
+        self.centres = self.random.normal(size=(CLIENTS, SIZE))
+        self.rounds = 0
+
+    def next(self, model_at, newest, max_staleness):
+        self.rounds += 1
+        client = int(self.random.integers(CLIENTS if self.rounds > 25 else CLIENTS - 1))
+        version = max(0, newest - int(self.random.integers(max_staleness + 1)))
+        update = model_at(version) - self.centres[client] + 0.05 * self.random.normal(size=SIZE)
+        if client == 0:
+            update = 3 * self.random.normal(size=SIZE)
+        if client == 1 and self.rounds % 3 == 0:
+            update[self.rounds % SIZE] = np.nan
+        return client, update, version
+
+
+def make(device="cpu", **settings):
+    start = torch.zeros(SIZE, dtype=F64, device=device)
+    return SecureAFL(start, CLIENTS, **{"lr": 0.1, "memory": 0, "history_dtype": F64, "max_staleness": 4, **settings})
+
+
+def arrivals(server, rounds, world):
+    """(client, update, version) of so many rounds, each made after the one before was taken."""
+    for _ in range(rounds):
+        client, update, version = world.next(
+            lambda version: server.model_at(version).cpu().numpy(), server.version, server.config.max_staleness
+        )
+        yield client, torch.from_numpy(update).to(server.model), version
+
+
+SETTINGS = {
+    "remembered updates": {},
+    "all rejected ones forgotten": {"store": "accepted", "quantile": 0.5},
+    "received ones ignored": {"receive": False},
+    "no estimates": {"estimate": False},
+    "no filter, short first": {"filter": False, "max_norm": 0.7},
+    "corrections": {"memory": 2, "trust": 0.5},
+    "corrections that may not be": {"memory": 2, "trust": 0.0},
+    "pairs as printed": {"memory": 2, "trust": 0.5, "pairs": "rounds"},
+    "buckets": {"buckets": 2},
+    "buckets of corrections": {"buckets": 3, "memory": 1},
+    "own options": {"remove": 0.4, "radius": 0.8, "iterations": 3},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("rule", TWINS)
+def test_a_server_follows_the_slow_one_round_by_round(rule, name, device):
+    server = make(device, rule=rule, **SETTINGS[name])
+    slow, verdicts = SlowRows(server.config), []
+    for client, update, version in arrivals(server, 36, World()):
+        expected = slow.submit(client, update.cpu().numpy(), version)
+        assert bool(server.submit(client, update, version).accepted) == expected
+        assert np.allclose(server.model.cpu().numpy(), slow.server.model, rtol=1e-6, atol=1e-8)
+        verdicts.append(expected)
+    assert len(set(verdicts)) == 2 and server.stats()["non_finite"] > 0
+
+
+@pytest.mark.parametrize("store", ["all", "accepted"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_kept_inner_products_are_those_of_the_history(store, dtype, device):
+    server = SecureAFL(torch.zeros(SIZE, dtype=dtype, device=device), CLIENTS, memory=0, rule="spectral", store=store,
+                       quantile=0.5, history_dtype=dtype, lr=0.1)  # fmt: skip
+    for arrival in arrivals(server, 60, World()):
+        server.submit(*arrival)
+    stats, state = server.stats(), server.state_dict()
+    assert stats["non_finite"] > 0 and stats["rejected"] > stats["non_finite"] and state["seen"].all()
+    rows = state["last_updates"].double()
+    assert state["products"].dtype == F64
+    assert torch.allclose(state["products"], rows @ rows.T, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("trust", [0.05, 0.3, float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_clipping_at_infinity_is_the_mean_with_the_same_account_of_corrections(trust, dtype):
+    start, shared = torch.zeros(SIZE, dtype=dtype), {"memory": 2, "trust": trust, "lr": 0.1, "history_dtype": dtype}
+    mean = SecureAFL(start, CLIENTS, rule="mean", **shared)
+    clip = SecureAFL(start, CLIENTS, rule="centered_clip", radius=float("inf"), iterations=1, **shared)
+    for arrival in arrivals(mean, 60, World()):
+        mean.submit(*arrival)
+        clip.submit(*arrival)
+    assert relative_error(clip.model, mean.model) < (1e-12 if dtype == F64 else 1e-4)
+    assert clip.stats() == mean.stats() and (clip.stats()["capped"] > 0) == (trust < 1)
+
+
+def known(device, dtype=F64, memory=2):
+    """Four clients: no pairs, a correction that trust=1 allows, one that it caps, one from pairs that are inf."""
+    history = History(4, memory, SIZE, dtype, torch.device(device))
+    random = torch.Generator().manual_seed(2)
+    steps = torch.randn(4, memory, SIZE, generator=random, dtype=F64)
+    history.last_updates.copy_(torch.randn(4, SIZE, generator=random, dtype=F64))
+    history.last_models.copy_(0.1 * torch.randn(4, SIZE, generator=random, dtype=F64))
+    history.dw.copy_(steps)
+    history.dg.copy_(steps * torch.tensor([1.0, 1.0, 50.0, torch.inf], dtype=F64)[:, None, None])
+    history.pairs.copy_(torch.tensor([0, memory, memory, memory]))
+    history.seen.fill_(True)
+    return history
+
+
+@pytest.mark.parametrize("client", range(4))
+def test_the_account_of_corrections_is_that_of_the_op(client, device):
+    history, update = known(device), torch.ones(SIZE, dtype=F64, device=device)
+    model, taken = torch.zeros_like(update), torch.tensor(True, device=device)
+    rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
+    _, ours = rows.aggregate(torch.tensor([client], device=device), update, model, taken, taken, history)
+    past = history.tensors().values()
+    _, theirs = torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, 1.0, "mean", 0)
+    assert ours.tolist() == theirs.tolist() and len(set(ours.tolist())) == 4
+
+
+def test_an_estimate_that_leaves_the_floats_is_the_last_update(device):
+    history = known(device, torch.float32)
+    for tensor in (history.last_updates, history.dg):
+        tensor.fill_(3e38)
+    history.dw.fill_(1.0)
+    update, taken = torch.full((SIZE,), 3e38, device=device), torch.tensor(True, device=device)
+    rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
+    direction, _ = rows.aggregate(torch.tensor([0], device=device), update, update / 1e37, taken, taken, history)
+    assert torch.allclose(direction, update)
+
+
+def test_inner_products_by_stretches_are_exact_float64_sums(monkeypatch, device):
+    rows = torch.randn(5, 37, generator=torch.Generator().manual_seed(0)).to(device)
+    monkeypatch.setattr(rowwise, "STRETCH", 20)
+    for others in (rows[0], rows[:3]):
+        expected = rows.double() @ others.double().movedim(-1, 0)
+        assert torch.allclose(rowwise.inner(rows, others), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}, {"estimate": False}], ids=str)
+@pytest.mark.parametrize("rule", TWINS)
+def test_enqueued_rounds_are_submitted_ones(rule, settings, device):
+    """On a GPU they are captured, one graph for each phase, and replayed."""
+    settings = {"buckets": 2, **settings} if rule == "mean" else settings
+    one, twin = make(device, rule=rule, **settings), make(device, rule=rule, **settings)
+    one.reserve(50)
+    client = torch.zeros(1, dtype=torch.int64, device=device)
+    held = [torch.zeros(SIZE, dtype=F64, device=device) for _ in range(2)]
+    graphs = {}
+    assert one.capturable
+    for t, (who, update, version) in enumerate(arrivals(twin, 24, World())):
+        for tensor, value in zip((client, *held), (who, update, twin.model_at(version)), strict=True):
+            tensor.copy_(torch.as_tensor(value).reshape(tensor.shape))
+        if device == "cpu" or t < 6:
+            receipt = one.enqueue(client, *held)
+        elif one.phase() in graphs:
+            graph, receipt = graphs[one.phase()]
+            one.version += 1
+            graph.replay()
+        else:
+            phase, graph = one.phase(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                receipt = one.enqueue(client, *held)
+            graphs[phase] = graph, receipt
+            graph.replay()
+        assert receipt.reason == twin.submit(who, update, version).reason
+    identical(one, twin)
+
+
+def identical(one, twin):
+    ours, theirs = one.state_dict(), twin.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
+
+
+def test_a_float32_model_with_a_float64_history_is_enqueued_to():
+    server, update = SecureAFL(torch.zeros(3), 2, rule="krum", history_dtype=F64, lr=0.5), torch.ones(3)
+    server.enqueue(torch.tensor([1]), update.requires_grad_(), torch.zeros(3))
+    assert torch.equal(server.model, torch.full((3,), -0.5)) and not server.model.requires_grad
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": 2}, {"buckets": 2}], ids=str)
+@pytest.mark.parametrize("rule", ROBUST)
+def test_saved_and_resumed_is_bit_identical(rule, settings, device, tmp_path):
+    server = make(device, rule=rule, radius=0.9, remove=0.3, iterations=3, **settings)
+    for arrival in arrivals(server, 23, world := World()):
+        server.submit(*arrival)
+    server.save(tmp_path / "server")
+    resumed = SecureAFL.load(tmp_path / "server", device=device)
+    assert resumed.config == server.config
+    for arrival in arrivals(server, 23, world):
+        assert server.submit(*arrival).reason == resumed.submit(*arrival).reason
+    identical(resumed, server)
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}], ids=str)
+@pytest.mark.parametrize("rule", TWINS)
+def test_a_round_never_waits_for_the_device(rule, settings):
+    """Fake tensors have no values: whoever reads one on the host gets an error."""
+    server = make(rule=rule, **{"buckets": 2, **settings} if rule == "mean" else settings)
+    engine = server._engine
+    with FakeTensorMode() as mode:
+        for holder in (server, engine, engine.history, engine.rows):
+            for key, value in vars(holder).items():
+                if isinstance(value, torch.Tensor):
+                    setattr(holder, key, mode.from_tensor(value))
+                elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
+                    setattr(holder, key, tuple(mode.from_tensor(one) for one in value))
+        for t in range(2):
+            server.submit(t, torch.empty(SIZE, dtype=F64), t)
+            receipt = server.enqueue(torch.empty(1, dtype=torch.int64), *torch.empty(2, SIZE, dtype=F64))
+        with pytest.raises(Exception, match=r"item|local_scalar"):
+            bool(receipt.accepted)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, torch.finfo(torch.float32).max), (F64, 1e308)], ids=str)
+@pytest.mark.parametrize("settings", [{"memory": 0, "buckets": 2}, {"memory": 2, "trust": float("inf")}], ids=str)
+@pytest.mark.parametrize("rule", ROBUST)
+def test_huge_updates_leave_model_and_history_finite(rule, settings, dtype, most, device):
+    start = torch.zeros(4, dtype=dtype, device=device)
+    server = SecureAFL(start, 3, lr=10.0, max_norm=most, filter=False, rule=rule, history_dtype=dtype, **settings)
+    for t in range(24):
+        update = torch.full((4,), most * (-1) ** (t // 5), dtype=dtype, device=device)
+        server.submit(t % 3, update, max(0, server.version - t % 4))
+    state = server.state_dict()
+    names = ("models", "last_updates", "last_models", "dw", "dg", "centre")
+    assert all(state[name].isfinite().all() for name in names)
+
+
+def test_a_centre_that_would_leave_the_floats_stays(device):
+    """Ten times a tenth of the largest float is, rounded, more than it."""
+    update = torch.full((4,), torch.finfo(torch.float32).max, device=device)
+    server = SecureAFL(torch.zeros(4, device=device), 10, lr=0.1, memory=0, max_norm=float("inf"), filter=False,
+                       rule="centered_clip", radius=float("inf"), iterations=1)  # fmt: skip
+    for t in range(12):
+        server.submit(t % 10, update, t)
+    centre = server.state_dict()["centre"]
+    assert centre.isfinite().all() and (centre > 3e38).all() and server.models.isfinite().all()
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_a_row_whose_square_is_no_number_takes_no_part(rule, device):
+    server = make(device, rule=rule, filter=False, lr=1.0)
+    for client in range(3):
+        server.submit(client, torch.ones(SIZE, dtype=F64, device=device), client)
+    server.submit(0, torch.full((SIZE,), 1e200, dtype=F64, device=device), 3)
+    before = server.model.clone()
+    server.submit(1, torch.ones(SIZE, dtype=F64, device=device), 4)
+    assert torch.allclose(server.model, before - 1, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_without_a_row_the_model_stays(rule, device):
+    server = make(device, rule=rule)
+    server.submit(2, torch.full((SIZE,), torch.nan, dtype=F64, device=device), 0)
+    assert not server.model.any() and not server.seen.any() and server.version == 1
+    server.submit(2, torch.ones(SIZE, dtype=F64, device=device), 1)
+    before = server.model.clone()
+    assert not server.submit(2, 5 * torch.ones(SIZE, dtype=F64, device=device), 1).accepted
+    assert before.any() and torch.equal(server.model, before)
+    assert server.state_dict()["centre"].any() == (rule == "centered_clip")  # the last one stays
+
+
+REFUSED = [
+    ({"rule": "crum"}, "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, "
+                       "geometric_median, got 'crum'"),
+    ({"buckets": 0}, "buckets must be 1 or more, got 0"),
+    ({"buckets": 2}, "buckets must be 1 with rule='median', got 2"),
+    ({"buckets": 3, "rule": "trimmed_mean"}, "buckets must be 1 with rule='trimmed_mean', got 3"),
+    ({"remove": 1.0}, "remove must be 0 or more, below 1, got 1.0"),
+    ({"remove": -0.1}, "remove must be 0 or more, below 1, got -0.1"),
+    ({"radius": 0.0}, "radius must be None or positive, got 0.0"),
+    ({"iterations": 0}, "iterations must be 1 or more, got 0"),
+    ({"rule": "krum", "history_dtype": torch.float16}, "history_dtype must be float32 or float64, or float16 with a "
+                                                       "coordinate-wise rule and buckets=1, got float16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_bad_settings_are_refused(settings, words):
+    with pytest.raises(ValueError) as refusal:
+        SecureAFL(torch.zeros(3), 3, **settings)
+    assert str(refusal.value) == f"SecureAFL: {words}"
+
+
+def test_a_state_without_inner_products_is_refused():
+    server = make(rule="krum")
+    with pytest.raises(ValueError, match="state must have centre, products, rounds, got none"):
+        server.load_state_dict(make(rule="median").state_dict())
+
+
+def test_enqueue_says_which_servers_take_it():
+    with pytest.raises(ValueError, match=r"must be a fused one \(.*\) or have a row-wise rule, got another"):
+        make(rule="median").enqueue(torch.tensor([0]), torch.ones(SIZE), torch.zeros(SIZE))

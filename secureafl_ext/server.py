@@ -3,7 +3,6 @@
 import os
 import threading
 from dataclasses import asdict, dataclass
-from operator import index
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from . import checkpoint, fused
 from .composed import Composed
 from .config import COUNTS, DTYPES, REASONS, Config
+from .refusals import check, check_kept, check_start, describe, name_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class SecureAFL:
             pairs,
             max_staleness,
             window,
-            _name(history_dtype),
+            name_of(history_dtype),
             filter,
             estimate,
             receive,
@@ -229,7 +229,7 @@ class SecureAFL:
             for name, (shape, dtype) in expected.items():
                 grows = name == "factors" and self.config.window is None
                 if state[name].dtype != dtype or not (grows or state[name].shape == shape):
-                    wanted, got = f"{tuple(shape)} {_name(dtype)}", _describe(state[name])
+                    wanted, got = f"{tuple(shape)} {name_of(dtype)}", describe(state[name])
                     raise ValueError(f"SecureAFL.load_state_dict: {name} must be {wanted}, got {got}")
             self._models.copy_(state["models"])
             self.version, self._stale = int(state["version"]), int(state["stale"])
@@ -257,7 +257,7 @@ class SecureAFL:
         """Write a checkpoint (safetensors and JSON); an older file stays until the new one is whole."""
         state = self.state_dict()
         numbers = {name: state.pop(name) for name in ("version", "stale")}
-        about = {"config": asdict(self.config), "clients": self.clients, "dtype": _name(self.dtype), "state": numbers}
+        about = {"config": asdict(self.config), "clients": self.clients, "dtype": name_of(self.dtype), "state": numbers}
         checkpoint.write(path, state, about)
 
     @classmethod
@@ -273,52 +273,9 @@ class SecureAFL:
         return server
 
 
-def check_start(who: str, model: Tensor, clients: int) -> None:
-    """Refuse what no server starts from."""
-    if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {_describe(model)}")
-    if not model.isfinite().all():
-        raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
-    if clients < 1:
-        raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
-
-
-def check(
-    who: str, models: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
-) -> tuple[int, int]:
-    """Refuse what no server takes; (client, version) as plain numbers. models: (rows, d)"""
-    d, device = models.shape[1], models.device
-    if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != dtype:
-        raise ValueError(f"{who}: update must be a tensor ({d},) {_name(dtype)}, got {_describe(update)}")
-    if update.device != device:
-        raise ValueError(f"{who}: update must be on {device}, got {update.device}")
-    client, version = index(client), index(version)
-    if not 0 <= client < clients:
-        raise ValueError(f"{who}: client must lie in 0..{clients - 1}, got {client}")
-    if not 0 <= version <= newest:
-        raise ValueError(f"{who}: version must lie in 0..{newest}, got {version}")
-    return client, version
-
-
-def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
-    oldest = max(0, newest - max_staleness)
-    if not oldest <= version <= newest:
-        raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
-
-
 def stale(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
     """What a submission gets whose model is no longer kept."""
     kept = f"the server keeps {newest - max_staleness} to {newest}"
     no = torch.tensor(False, device=device)
     none = torch.full_like(no, torch.nan, dtype=torch.float64)
     return Receipt(no, none, newest - version, newest, f"stale: version {version}, {kept}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{tuple(value.shape)} {_name(value.dtype)}"

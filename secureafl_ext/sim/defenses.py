@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..server import Receipt, SecureAFL, check, check_kept, check_start, stale
+from ..refusals import check, check_kept, check_start
+from ..server import Receipt, SecureAFL, stale
 from .kardam import Kardam
 from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, need
 from .trusted import AFLGuard, Sageflow, Trusted, Zeno

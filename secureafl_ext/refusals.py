@@ -1,0 +1,49 @@
+"""What no server takes, in words: who refuses, which argument, what was expected and what came."""
+
+from operator import index
+
+import torch
+from torch import Tensor
+
+
+def check_start(who: str, model: Tensor, clients: int) -> None:
+    """Refuse what no server starts from."""
+    if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {describe(model)}")
+    if not model.isfinite().all():
+        raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
+    if clients < 1:
+        raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
+
+
+def check(
+    who: str, models: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
+) -> tuple[int, int]:
+    """Refuse what no server takes; (client, version) as plain numbers. models: (rows, d)"""
+    d, device = models.shape[1], models.device
+    if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != dtype:
+        raise ValueError(f"{who}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
+    if update.device != device:
+        raise ValueError(f"{who}: update must be on {device}, got {update.device}")
+    client, version = index(client), index(version)
+    if not 0 <= client < clients:
+        raise ValueError(f"{who}: client must lie in 0..{clients - 1}, got {client}")
+    if not 0 <= version <= newest:
+        raise ValueError(f"{who}: version must lie in 0..{newest}, got {version}")
+    return client, version
+
+
+def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
+    oldest = max(0, newest - max_staleness)
+    if not oldest <= version <= newest:
+        raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{tuple(value.shape)} {name_of(value.dtype)}"

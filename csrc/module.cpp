@@ -33,6 +33,11 @@ pybind11::dict build_info() {
 #else
   info["cuda"] = pybind11::none();
 #endif
+#if defined(SECUREAFL_COMMIT)
+  info["commit"] = SECUREAFL_COMMIT;
+#else
+  info["commit"] = pybind11::none();
+#endif
   info["compiler"] = SECUREAFL_COMPILER;
   info["simd"] = simd();
   return info;

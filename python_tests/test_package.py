@@ -11,7 +11,7 @@ from secureafl_ext import reference
 
 def test_build_info_tells_what_was_built():
     info = secureafl_ext.build_info()
-    assert set(info) == {"version", "torch", "cuda", "compiler", "simd"}
+    assert set(info) == {"version", "torch", "cuda", "commit", "compiler", "simd"}
     assert info["version"] == secureafl_ext.__version__ == version("secureafl_ext")
     assert info["torch"].startswith("2.")
     assert info["compiler"].split()[0] in {"GNU", "Clang", "AppleClang"}

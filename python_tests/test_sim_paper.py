@@ -393,12 +393,16 @@ def benchmark(monkeypatch) -> list[list[str]]:
     return called
 
 
-def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, benchmark):
+def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, benchmark, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "PACKAGES", tmp_path / "nowhere")  # as where the package is installed
+    source = Path("bench/scaling.py")  # in the folder that the command is called in
+    source.parent.mkdir()
+    source.touch()
     for table in ("runtime-clients", "runtime-parameters"):
         assert call(f"--table {table} --out x --device cpu") == 0
     assert len(benchmark) == 1, "one benchmark serves both tables"
-    assert benchmark[0][:4] == [sys.executable, str(servers.BENCH), "--device", "cpu"]
-    assert servers.BENCH.is_file()
+    assert benchmark[0][:4] == [sys.executable, str(source.absolute()), "--device", "cpu"]
+    assert (Path(__file__).parents[1] / servers.BENCH).is_file()
     clients = row("x/runtime-clients-fashion-mnist.md", "SecureAFL")
     assert clients["50"] == ["0.050000", "0.03", "+0.020000"]
     assert clients["300"] == ["0.300000", "0.06", "+0.240000"]
@@ -414,11 +418,11 @@ def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, benchmark):
 
 
 def test_without_the_source_tree_the_runtimes_say_so(pretended, monkeypatch, tmp_path):
-    monkeypatch.setattr(servers, "BENCH", tmp_path / "nowhere.py")
+    monkeypatch.setattr(servers, "PACKAGES", tmp_path / "nowhere")
     assert call("--table runtime-clients --out x") == 0
     assert row("x/runtime-clients-fashion-mnist.md", "Zeno++")["50"] == ["-", "0.02", "-"]
     text = Path("x/runtime-clients-fashion-mnist.md").read_text(encoding="utf-8")
-    assert "nowhere.py is not there: the benchmark comes with the source" in text
+    assert "bench/scaling.py is neither here nor beside the package: it comes with the source" in text
 
 
 def test_all_is_what_the_paper_shows_of_a_data_set():

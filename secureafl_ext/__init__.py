@@ -25,7 +25,7 @@ __all__ = [
 
 
 def build_info() -> dict[str, str | None]:
-    """What was built: version, torch of the headers, CUDA architectures or None, compiler, SIMD."""
+    """What was built: version, torch of the headers, CUDA architectures or None, commit or None, compiler, SIMD."""
     return dict(_C.build_info())
 
 

@@ -29,7 +29,7 @@ NOT_FINITE = ("inf", "-inf", "nan")
 class Record:
     outcome: Outcome
     started: str  # UTC, ISO 8601
-    commit: str | None  # of the package's source; None where it is no checkout
+    commit: str | None  # of the package's source; None where that was an archive
     device: str
     versions: dict[str, str]
 
@@ -113,13 +113,15 @@ def device_name(device: str) -> str:
 
 @cache
 def commit() -> str | None:
-    """`git describe` where git knows this very file: a package installed inside another checkout has no commit."""
+    """`git describe` where git knows this very file: a package may be installed inside another checkout. Else that of
+    the source it was built from.
+    """
     git, here = ["git", "-C", str(Path(__file__).parent)], Path(__file__).name
     try:
         for command in (["ls-files", "--error-unmatch", here], ["describe", "--always", "--dirty"]):
             answer = subprocess.run(git + command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return secureafl_ext.build_info()["commit"]
     return answer.stdout.strip()
 
 

@@ -15,7 +15,8 @@ from . import models, results
 from .paper import Value
 from .settings import Settings
 
-BENCH = Path(__file__).parents[2] / "bench" / "scaling.py"
+PACKAGES = Path(__file__).parents[2]  # the folder that this package was imported from
+BENCH = Path("bench") / "scaling.py"  # of the source tree
 WHOLE_ROUND = "server and gradient"  # of the tables in its CSV
 CLIENTS, PARAMETERS = 50, 140_000  # the paper's where the other one varies
 
@@ -64,12 +65,13 @@ def near(d: int, wanted: int) -> bool:
 
 def benchmark(device: str, out: Path) -> str | None:
     """Why it did not run, if it did not."""
-    if not BENCH.exists():
-        return f"{BENCH} is not there: the benchmark comes with the source, not with the package"
+    script = next((tree / BENCH for tree in (PACKAGES, Path.cwd()) if (tree / BENCH).exists()), None)
+    if script is None:
+        return f"{BENCH} is neither here nor beside the package: it comes with the source, not with the package"
     sizes = "full" if device == "cuda" else "quick"
-    command = [sys.executable, str(BENCH), "--device", device, "--sizes", sizes, "--out", str(out)]
+    command = [sys.executable, str(script), "--device", device, "--sizes", sizes, "--out", str(out)]
     # A script's own folder is where Python looks first: the package that it times must be this one all the same.
-    path = os.pathsep.join([str(BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}).returncode
     return f"bench/scaling.py ended with code {code}" if code else None
 

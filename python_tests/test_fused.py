@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracles import relative_error
+from states import identical
 
 from secureafl_ext import SecureAFL, fused
 
@@ -70,13 +71,6 @@ def close(ours, theirs, bound=5e-3):
         assert difference <= bound * theirs[name].norm().cpu(), name
     for name in ("pairs", "seen", "recorded"):
         assert torch.equal(ours[name].cpu(), theirs[name].cpu()), name
-
-
-def identical(ours, theirs):
-    ours, theirs = ours.state_dict(), theirs.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
 
 
 # n: around every edge of how rows are spread over threads (kShapes in csrc/math/tiles.h)

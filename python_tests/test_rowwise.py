@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracles import median, relative_error
 from slow_server import SlowServer
+from states import identical, without_values
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext import SecureAFL, rowwise
@@ -388,13 +389,6 @@ def test_enqueued_rounds_are_submitted_ones(rule, settings, device):
     identical(one, twin)
 
 
-def identical(one, twin):
-    ours, theirs = one.state_dict(), twin.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
-
-
 def test_a_float32_model_with_a_float64_history_is_enqueued_to():
     server, update = SecureAFL(torch.zeros(3), 2, rule="krum", history_dtype=F64, lr=0.5), torch.ones(3)
     server.enqueue(torch.tensor([1]), update.requires_grad_(), torch.zeros(3))
@@ -422,12 +416,7 @@ def test_a_round_never_waits_for_the_device(rule, settings):
     server = make(rule=rule, **{"buckets": 2, **settings} if rule == "mean" else settings)
     engine = server._engine
     with FakeTensorMode() as mode:
-        for holder in (server, engine, engine.history, engine.rows):
-            for key, value in vars(holder).items():
-                if isinstance(value, torch.Tensor):
-                    setattr(holder, key, mode.from_tensor(value))
-                elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
-                    setattr(holder, key, tuple(mode.from_tensor(one) for one in value))
+        without_values(mode, server, engine, engine.history, engine.rows)
         for t in range(2):
             server.submit(t, torch.empty(SIZE, dtype=F64), t)
             receipt = server.enqueue(torch.empty(1, dtype=torch.int64), *torch.empty(2, SIZE, dtype=F64))

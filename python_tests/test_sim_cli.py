@@ -5,12 +5,13 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+from pretended import Pretended
 
 from secureafl_ext import sim
 from secureafl_ext.sim import calibrate, cli, data, loop, words
 from secureafl_ext.sim.attacks import ATTACKS
 from secureafl_ext.sim.defenses import DEFENSES
-from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.loop import Outcome
 from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -46,29 +47,10 @@ OTHER = {
 }
 
 
-class Pretended:
-    """run_many whose error is `error(settings)`; remembers what it was asked for."""
-
-    def __init__(self):
-        self.ran: list[Settings] = []
-        self.error = lambda settings: 0.5
-        self.asr = lambda settings: None
-        self.stop_after = None
-
-    def __call__(self, many, watch=None, done=None):
-        for i, settings in enumerate(many):
-            if len(self.ran) == self.stop_after:
-                raise KeyboardInterrupt
-            self.ran.append(settings)
-            point = Point(settings.rounds, self.error(settings), self.asr(settings))
-            watch(i, point)
-            summary = {"error": point.error, "asr": point.asr, "seconds": 1.0, "rounds_per_second": 5.0}
-            done(i, Outcome(settings, [point], summary))
-
-
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch, tmp_path) -> Pretended:
     made = Pretended()
+    made.more = lambda settings: {"rounds_per_second": 5.0}
     monkeypatch.setattr(loop, "run_many", made)
     monkeypatch.chdir(tmp_path)
     return made

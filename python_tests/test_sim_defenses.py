@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import slow_defenses as slow
 import torch
+from states import without_values
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext import SecureAFL
@@ -438,12 +439,7 @@ def test_a_round_never_waits_for_the_device(name):
     asked = Trusted(lambda model: model + 1, lambda model: (model.sum(), model.mean()))
     server = make(name, torch.ones(SIZE), CLIENTS, LR, STALENESS, asked)
     with FakeTensorMode() as mode:
-        for holder in (server, server.rule):
-            for key, value in vars(holder).items():
-                if isinstance(value, torch.Tensor):
-                    setattr(holder, key, mode.from_tensor(value))
-                elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
-                    setattr(holder, key, tuple(mode.from_tensor(one) for one in value))
+        without_values(mode, server, server.rule)
         for t in range(3):
             receipt = server.submit(t, torch.empty(SIZE), t)
         with pytest.raises(Exception, match=r"item|local_scalar"):

@@ -65,7 +65,7 @@ class Fused:
         result = g + weights[:, planes] * (padded - w)
         for j in range(planes):
             result += weights[:, j] * self.slots[:, j]
-        return (result * self.seen[:, None]).movedim(1, 0)[: self.clients].flatten(1)[:, : self.size]
+        return self._untiled(result * self.seen[:, None])
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
@@ -140,7 +140,11 @@ class Fused:
             chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
         else:
             chosen = tiles[:, plane]
-        return chosen[:, : self.clients].movedim(0, 1).flatten(1)[:, : self.size].contiguous()
+        return self._untiled(chosen).contiguous()
+
+    def _untiled(self, plane: Tensor) -> Tensor:
+        """(tiles, n, columns) -> (clients, d)"""
+        return plane[:, : self.clients].movedim(0, 1).flatten(1)[:, : self.size]
 
     def _set_rows(self, tiles: Tensor, plane: int, rows: Tensor) -> None:
         """The way back: rows (n, d) of the same plane of every client."""

@@ -182,8 +182,7 @@ def past_async_defender(rule: AsyncDefender, view: View, mean: Tensor, push: Ten
 
 def trusted_gradient(rule: Zeno | AFLGuard, view: View) -> Tensor:
     """The one that the rule will judge by: it is taken anew as the update comes, every so many rounds."""
-    due = view.server.version % rule.every == 0
-    return rule.trusted.gradient(view.current).detach() if due else rule.reference
+    return rule.trusted.gradient(view.current).detach() if view.server.refreshes() else rule.reference
 
 
 WAYS: dict[type, Callable[..., Tensor]] = {

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, signature
 
 from torch import Tensor
 
 from . import backdoors
 from .adaptive import Adaptive
 from .minmax import min_max
+from .rules import keywords
 from .scene import Attack, Scene, Simple, View
 from .threedfed import ThreeDFed
 
@@ -48,9 +48,7 @@ class Kind:
 
 
 def _kind(factory: Callable[..., Attack], about: str, needs_labels: bool = False, free: str | None = None) -> Kind:
-    parameters = signature(factory).parameters.values()
-    settings = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
-    return Kind(factory, about, needs_labels, settings, free)
+    return Kind(factory, about, needs_labels, keywords(factory), free)
 
 
 ATTACKS = {

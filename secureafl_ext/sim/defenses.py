@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import Parameter, signature
 from typing import Protocol
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..refusals import check, check_kept, check_start
 from ..server import Receipt, SecureAFL, stale
 from .kardam import Kardam
-from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, need
+from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, keywords, need
 from .trusted import AFLGuard, Sageflow, Trusted, Zeno
 
 __all__ = ["DEFENSES", "Defense", "Guarded", "Server", "Trusted", "make"]
@@ -79,7 +78,7 @@ class Guarded:
         model = self.model
         finite = update.isfinite().all()
         known = torch.where(finite, update, 0)  # trusted samples are never asked about a NaN
-        arrival = Arrival(client, known, finite, model, trained_on, staleness, self._refreshes(), self.lr)
+        arrival = Arrival(client, known, finite, model, trained_on, staleness, self.refreshes(), self.lr)
         step, accepted, factor, reason = self.rule.judge(arrival)
         stepped = model - self.lr * step
         # As in SecureAFL a coordinate never leaves the floats: what diverges ends in huge numbers.
@@ -96,9 +95,9 @@ class Guarded:
         pass
 
     def phase(self) -> int:
-        return self.version % len(self.models) + len(self.models) * self._refreshes()
+        return self.version % len(self.models) + len(self.models) * self.refreshes()
 
-    def _refreshes(self) -> bool:
+    def refreshes(self) -> bool:
         """Whether a rule with trusted samples takes a new gradient of them in this round."""
         return self.version % getattr(self.rule, "every", 1) == 0
 
@@ -117,7 +116,7 @@ def _ruled(rule: type, about: str, needs_trusted: bool = False) -> Defense:
         judge = partial(rule, model, clients, trusted) if needs_trusted else partial(rule, model, clients)
         return Guarded(judge(**settings), name, model, clients, lr, max_staleness)
 
-    return Defense(build, about, needs_trusted, _settings(rule))
+    return Defense(build, about, needs_trusted, keywords(rule))
 
 
 def _check_start(name: str, model: Tensor, clients: int, lr: float, max_staleness: int) -> None:
@@ -132,12 +131,7 @@ def _secureafl(about: str, **variant: object) -> Defense:
         return SecureAFL(model, clients, lr=lr, max_staleness=max_staleness, **{**exact, **settings, **variant})
 
     taken = {"lr", "max_staleness", *variant}
-    return Defense(build, about, False, {k: v for k, v in _settings(SecureAFL).items() if k not in taken})
-
-
-def _settings(factory: type) -> dict[str, object]:
-    parameters = signature(factory).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+    return Defense(build, about, False, {k: v for k, v in keywords(SecureAFL).items() if k not in taken})
 
 
 DEFENSES = {

@@ -157,17 +157,13 @@ def provenance(chosen: Plan, records: list[Record]) -> str:
         return f"{len(chosen.runs())} runs wanted, none finished"
     parts = [
         each([record.device for record in records]),
-        each([spell(record.versions) for record in records]),
+        each([results.spell(record.versions) for record in records]),
         f"commit {each([record.commit for record in records])}",
         f"seeds {', '.join(map(str, range(chosen.seeds)))}",
         f"rounds {each([str(record.outcome.settings.rounds) for record in records])}",
         f"{min(record.started for record in records)} to {max(record.started for record in records)}",
     ]
     return "; ".join(parts)
-
-
-def spell(versions: dict[str, str]) -> str:
-    return " ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def label(value: object) -> str:

@@ -73,7 +73,8 @@ class Rounds:
         self.plan = table(stretch, HEAD + settings.batch)
         self.extra = table(most, batches, settings.batch)
         self.accepted = table(settings.rounds, dtype=torch.bool)
-        self.at, self.logged, self.extra_at = (table(1) for _ in range(3))
+        self.verdicts = table(stretch, dtype=torch.bool)  # of this stretch
+        self.at, self.extra_at = table(1), table(1)
         self.captured = Captured() if settings.device.startswith("cuda") and self.server.capturable else None
 
     def advance(self, rounds: int) -> None:
@@ -94,6 +95,7 @@ class Rounds:
                 self.captured.round(self, malicious)
             else:
                 self.round(malicious, int(client[i]), int(version[i]))
+        self.accepted[part] = self.verdicts[:rounds]
         self.done += rounds
 
     def _extra(self, clients: Tensor) -> Tensor:
@@ -118,9 +120,8 @@ class Rounds:
             receipt = server.submit(client, update, version)
         if malicious:
             self.attack.after(view, server.model)
-        self.accepted.index_copy_(0, self.logged, receipt.accepted.reshape(1))
+        self.verdicts.index_copy_(0, self.at, receipt.accepted.reshape(1))
         self.at += 1
-        self.logged += 1
 
     def _view(self, who: Tensor, samples: Tensor, trained_on: Tensor) -> View:
         more = self.extra.index_select(0, self.extra_at)[0]

@@ -1,7 +1,6 @@
 """One HTML page of a results folder, with all that it shows inside it: it can be mailed, and needs no script."""
 
 import base64
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -55,11 +54,7 @@ def write(folder: Path, target: Path) -> Path:
     """The page, there whole or not at all."""
     if not folder.is_dir():
         raise ValueError(f"report: FOLDER must be a folder of results, got {str(folder)!r}")
-    text = render(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(target.name + ".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, target)
+    results.replace_text(target, render(folder))
     return target
 
 

@@ -82,9 +82,14 @@ def read(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[Record
 
 def write_whole(path: Path, value: object) -> None:
     """A file of JSON that is there complete or not at all."""
+    replace_text(path, dumps(value, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Whoever looks finds the old file or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
-    new.write_text(dumps(value, indent=1) + "\n", encoding="utf-8")
+    new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
@@ -103,6 +108,10 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "secureafl_ext": secureafl_ext.__version__,
     }
+
+
+def spell(versions: dict[str, str]) -> str:
+    return " ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def device_name(device: str) -> str:

@@ -4,7 +4,9 @@ A rule remembers what it needs in tensors that it overwrites in place, and decid
 and a round can be captured in a graph. Nothing that is not finite enters its memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import NamedTuple, Protocol
 
 import torch
@@ -199,6 +201,12 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     return dot(x, y) / (norm(x) * norm(y))
+
+
+def keywords(factory: Callable[..., object]) -> dict[str, object]:
+    """What may be set of a rule or an attack, with the defaults: its keyword-only parameters."""
+    parameters = signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
 
 def need(ok: bool, rule: str, name: str, expected: str, got: object) -> None:

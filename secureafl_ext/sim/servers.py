@@ -33,7 +33,7 @@ def held(base: Settings, axes: dict[str, list], out: Path) -> Answer:
         server = SecureAFL(start, CLIENTS, memory=base.memory, history_dtype=DTYPES[dtype])
         size = sum(value.nbytes for value in server.state_dict().values() if isinstance(value, Tensor))
         values[dtype, "GB"] = [(size / 1e9,)]
-    versions = " ".join(f"{name} {version}" for name, version in results.versions().items())
+    versions = results.spell(results.versions())
     return values, f"{results.device_name(device)}; {versions}; commit {results.commit() or 'unknown'}", ""
 
 

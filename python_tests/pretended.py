@@ -1,0 +1,25 @@
+"""A loop that only pretends to learn, for what stands around it."""
+
+from secureafl_ext.sim.loop import Outcome, Point
+from secureafl_ext.sim.settings import Settings
+
+
+class Pretended:
+    """run_many whose error is `error(settings)`, and so on; remembers what it was asked for."""
+
+    def __init__(self):
+        self.ran: list[Settings] = []
+        self.error = lambda settings: 0.5
+        self.asr = lambda settings: None
+        self.more = lambda settings: {}  # of the summary
+        self.stop_after, self.stop = None, KeyboardInterrupt()
+
+    def __call__(self, many, watch=None, done=None):
+        for i, settings in enumerate(many):
+            if len(self.ran) == self.stop_after:
+                raise self.stop
+            self.ran.append(settings)
+            point = Point(settings.rounds, self.error(settings), self.asr(settings))
+            watch(i, point)
+            summary = {"error": point.error, "asr": point.asr, "seconds": 1.0, **self.more(settings)}
+            done(i, Outcome(settings, [point], summary))

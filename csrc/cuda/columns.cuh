@@ -85,6 +85,14 @@ __global__ void reduce_columns_kernel(Rows rows, Rule rule, int64_t trim, int ti
   }
 }
 
+// As to_key, but that a NaN of either sign has the key of a row that there is not: behind all others both are alike.
+__device__ inline Key<float> last_key(float value) {
+  float canonical;  // arithmetic makes every NaN 0x7fffffff
+  asm("fma.rn.f32 %0, %1, 0f3F800000, 0f80000000;" : "=f"(canonical) : "f"(value));
+  const auto bits = static_cast<int32_t>(__float_as_uint(canonical));
+  return static_cast<uint32_t>(bits ^ (bits >> 31 | static_cast<int32_t>(0x80000000u)));
+}
+
 // Few rows, more than kLeast of them: a thread for each column sorts its keys in registers, as far as the middle
 // depends on it. Places left over are filled with smallest and largest keys that put the median in the middle of all.
 template <int kLeast, int kPlaces, typename Rows, typename out_t>
@@ -156,12 +164,14 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
   const int64_t inside = c < rows.d ? c : rows.d - 1;  // the threads of a warp stay together: they meet in every count
   Key<float> keys[kHeld];
   Halves<kHeld> halves;
+  const auto* from = rows.updates + lane * rows.d + inside;
+  const int64_t stride = kLanes * rows.d;
+  const int left = n - lane;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int k = lane + i * kLanes;
-    const float value = rows.value(k < n ? k : n - 1, inside);
-    keys[i] = k < n ? to_key(value) : kAbsent<float>;
-    halves.set(i, k < n ? value : NAN);
+  for (int i = 0; i < kHeld; ++i, from += stride) {
+    const float value = i * kLanes < left ? static_cast<float>(*from) : NAN;  // a row that there is not comes last
+    keys[i] = last_key(value);
+    halves.set(i, value);
   }
 
   const Lanes<32, kColumns> lanes{nullptr};

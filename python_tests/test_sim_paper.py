@@ -358,7 +358,7 @@ def test_curves_have_their_deviations_and_leave_out_what_is_not_there(drawn):
 
 
 @pytest.fixture
-def benchmark(monkeypatch) -> list[list[str]]:
+def bench_calls(monkeypatch) -> list[list[str]]:
     """bench/scaling.py, pretended: milliseconds that tell method and size. The commands it was called by."""
     called = []
 
@@ -377,15 +377,15 @@ def benchmark(monkeypatch) -> list[list[str]]:
     return called
 
 
-def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, benchmark, tmp_path, monkeypatch):
+def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, bench_calls, tmp_path, monkeypatch):
     monkeypatch.setattr(servers, "PACKAGES", tmp_path / "nowhere")  # as where the package is installed
     source = Path("bench/scaling.py")  # in the folder that the command is called in
     source.parent.mkdir()
     source.touch()
     for table in ("runtime-clients", "runtime-parameters"):
         assert call(f"--table {table} --out x --device cpu") == 0
-    assert len(benchmark) == 1, "one benchmark serves both tables"
-    assert benchmark[0][:4] == [sys.executable, str(source.absolute()), "--device", "cpu"]
+    assert len(bench_calls) == 1, "one benchmark serves both tables"
+    assert bench_calls[0][:4] == [sys.executable, str(source.absolute()), "--device", "cpu"]
     assert (Path(__file__).parents[1] / servers.BENCH).is_file()
     clients = row("x/runtime-clients-fashion-mnist.md", "SecureAFL")
     assert clients["50"] == ["0.050000", "0.03", "+0.020000"]

@@ -36,6 +36,7 @@ OTHER = {
     "degree": 0.125,
     "concentration": 2.5,
     "trusted": 9,
+    "holdout": 0.25,
     "quantile": 0.375,
     "memory": 1,
     "max_norm": 6.5,

@@ -9,10 +9,13 @@ import sys
 
 import numpy as np
 import pytest
+import scenes
 import torch
 from PIL import Image
 
 from secureafl_ext.sim import data, formats
+from secureafl_ext.sim.federation import Federation
+from secureafl_ext.sim.settings import Settings
 
 RANDOM = np.random.default_rng(4)
 
@@ -414,3 +417,25 @@ def test_labels_that_do_not_fit_are_refused(labels, words):
     x = pixels(2, 1, 28, 28)
     with pytest.raises(ValueError, match=words):
         data.dataset("fashion-mnist", formats.Arrays(x, np.array(labels), x, np.array([0, 1]), 10))
+
+
+@pytest.mark.parametrize("kind", ["grey", "regression"])
+def test_held_out_data_is_a_quarter_of_the_training_data_and_none_of_the_test(kind, device):
+    whole = scenes.dataset(kind, device)
+    part = whole.held_out(0.25)
+    assert len(part.test_y) == 16 and len(part.train_y) == 48 and part.train_x.device == whole.train_x.device
+    both = torch.cat([part.train_x, part.test_x]).flatten(1)
+    assert same(both.cpu().sort(0).values, whole.train_x.flatten(1).cpu().sort(0).values)
+    where = [int((whole.train_x == x).flatten(1).all(1).nonzero()) for x in part.test_x]
+    assert where == sorted(where) and same(whole.train_y[where], part.test_y)
+    assert (where == [*range(48, 64)]) == (kind == "regression")  # the last frames, or any
+    assert torch.equal(whole.held_out(0.25).test_x, part.test_x)
+
+
+def test_a_run_with_a_holdout_never_sees_the_test_set():
+    settings = Settings(holdout=0.25, device="cpu").resolve()
+    mine, whole = Federation(settings).data, data.load()
+    assert len(mine.train_y) == 3000 and len(mine.test_y) == 1000
+    assert not any((whole.test_x == x).flatten(1).all(1).any() for x in mine.test_x[::50])
+    with pytest.raises(ValueError, match=r"holdout must be 0 to 0.9, got 1"):
+        Settings(holdout=1).resolve()

@@ -21,7 +21,7 @@ DATASETS = {"fashion-mnist": "grey", "udacity": "regression"} | dict.fromkeys(
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     """Data sets of noise and a small net under the names of the real ones."""
-    monkeypatch.setattr(federation, "loaded", lambda name, _, device: scenes.dataset(DATASETS[name], device))
+    monkeypatch.setattr(federation, "loaded", lambda name, _, __, device: scenes.dataset(DATASETS[name], device))
     for name in models.MODELS:
         monkeypatch.setitem(models.MODELS, name, lambda shape, classes: scenes.small_net(Shaped(shape, classes)))
 

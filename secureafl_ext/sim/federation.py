@@ -24,7 +24,7 @@ class Federation:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.data = loaded(settings.dataset, settings.data_dir, settings.device)
+        self.data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
         self.net = models.build(settings.model, self.data.shape, self.data.classes)
         self.start = self.net.start(stream(settings, "start")).to(settings.device)
         shares = shared_out(settings, self.data)
@@ -77,9 +77,10 @@ class Federation:
 
 
 @lru_cache(maxsize=4)
-def loaded(name: str, data_dir: str | None, device: str) -> Dataset:
+def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Dataset:
     """Once in a device's memory, whatever number of runs there is."""
-    return data.load(name, data_dir).to(device)
+    whole = data.load(name, data_dir)
+    return (whole.held_out(holdout) if holdout else whole).to(device)
 
 
 def stream(settings: Settings, purpose: str) -> int:

@@ -49,6 +49,7 @@ class Settings:
     degree: float = 0.5  # x of `skewed`: how far from alike the clients' labels are
     concentration: float = 0.5  # of `dirichlet`
     trusted: int = 100  # clean samples that the server holds, for the defenses that need them
+    holdout: float = 0.0  # this share of the training data is the test instead: to choose settings without looking
     # SecureAFL and its variants alone; for the other defenses they mean nothing
     quantile: float = 0.8  # alpha
     memory: int = 3  # epsilon: pairs kept of every client
@@ -116,6 +117,7 @@ BOUNDS = (
     ("spread", 0, math.inf),
     ("degree", 0, 1),
     ("trusted", 1, math.inf),
+    ("holdout", 0, 0.9),
     ("quantile", 0, 1),
     ("memory", 0, math.inf),
     ("max_norm", 0, math.inf),

@@ -32,6 +32,7 @@ HELP = {
     "degree": "of the skewed partition: how far from alike the clients' labels are, 0 to 1",
     "concentration": "of the dirichlet partition: the smaller, the less alike",
     "trusted": "clean samples of the server, for the defenses that need them",
+    "holdout": "share of the training data that is the test instead, so that a choice never sees the test set",
     "quantile": "SecureAFL's alpha: share of past factors that a new one may not top",
     "memory": "SecureAFL's epsilon: pairs kept of every client",
     "max_norm": "SecureAFL's G: a first update is clipped to this norm",

@@ -186,10 +186,6 @@ def test_a_callers_mistake_is_an_error_and_no_round(arguments, words):
 
 
 BAD_SETTINGS = [
-    (
-        {"rule": "crum"},
-        "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, geometric_median, got 'crum'",
-    ),
     ({"quantile": 1.5}, "quantile must be between 0 and 1, got 1.5"),
     ({"memory": 17}, "memory must be 0 to 16, got 17"),
     ({"lr": float("nan")}, "lr must be a finite number, got nan"),

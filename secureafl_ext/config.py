@@ -14,6 +14,7 @@ RULES = {
     "spectral": "row-wise",
     "krum": "row-wise",
     "geometric_median": "row-wise",
+    "kinship": "row-wise",
 }
 STORES = ("all", "accepted")
 PAIRS = ("received", "rounds")
@@ -73,7 +74,8 @@ class Config:
         need(self.history_dtype in DTYPES, "history_dtype", f"one of {', '.join(DTYPES)}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
         need(self.buckets >= 1, "buckets", "1 or more")
-        need(self.buckets == 1 or self.rule not in ("median", "trimmed_mean"), "buckets", f"1 with rule={self.rule!r}")
+        alone = ("median", "trimmed_mean", "kinship")
+        need(self.buckets == 1 or self.rule not in alone, "buckets", f"1 with rule={self.rule!r}")
         need(0 <= self.remove < 1, "remove", "0 or more, below 1")
         need(self.radius is None or self.radius > 0, "radius", "None or positive")
         need(self.iterations >= 1, "iterations", "1 or more")

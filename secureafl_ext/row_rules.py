@@ -31,7 +31,7 @@ def centered_clip(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     weights = (_numbers(gram) == n).to(gram.dtype)
     for _ in range(config.iterations):
         distance = _distances(gram, weights)[:n]
-        radius = _median(distance, mask) if config.radius is None else config.radius
+        radius = median_of(distance, mask) if config.radius is None else config.radius
         pull = _shorten(distance, radius) * mean(gram, mask, config)  # (n)
         weights = weights * (1 - pull.sum()) + torch.nn.functional.pad(pull, (0, 1))
     return weights
@@ -80,11 +80,16 @@ def geometric_median(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     so few steps.
     """
     weights = mean(gram, mask, config) * _clip(gram, mask)
-    least = (SMOOTHING * _median(_norms(gram), mask)).clamp(min=1e-100)
+    least = (SMOOTHING * median_of(_norms(gram), mask)).clamp(min=1e-100)
     for _ in range(WEISZFELD_STEPS):
         pull = torch.where(mask, 1 / _distances(gram, weights).clamp(min=least), 0)
         weights = pull / torch.where(mask.any(), pull.sum(), 1)
     return weights
+
+
+def kinship(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
+    """Mean of the rows, clipped to the median norm; kinship.py has left in mask whom it trusts."""
+    return mean(gram, mask, config) * _clip(gram, mask)
 
 
 WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
@@ -93,6 +98,7 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
     "spectral": spectral,
     "krum": krum,
     "geometric_median": geometric_median,
+    "kinship": kinship,
 }
 
 
@@ -146,7 +152,7 @@ def _distances(gram: Tensor, weights: Tensor) -> Tensor:
 def _clip(gram: Tensor, mask: Tensor) -> Tensor:
     """(r): what cuts every row to the median norm."""
     norms = _norms(gram)
-    return _shorten(norms, _median(norms, mask))
+    return _shorten(norms, median_of(norms, mask))
 
 
 def _shorten(lengths: Tensor, most: Tensor | float) -> Tensor:
@@ -154,7 +160,7 @@ def _shorten(lengths: Tensor, most: Tensor | float) -> Tensor:
     return torch.where(lengths > most, most / lengths, 1)
 
 
-def _median(values: Tensor, mask: Tensor) -> Tensor:
+def median_of(values: Tensor, mask: Tensor) -> Tensor:
     """() of the values (r) that mask keeps; the mean of the two middle ones of an even count."""
     count = mask.sum()
     middle = torch.stack([(count - 1).clamp(min=0) // 2, count // 2])

@@ -6,7 +6,8 @@ from torch import Tensor
 from . import ops
 from .config import Config
 from .history import History
-from .row_rules import WEIGHTS, bucketed
+from .kinship import Kinship
+from .row_rules import WEIGHTS, bucketed, median_of
 
 STRETCH = 2**22  # values made float64 at a time for inner products: no copy of the whole history
 LONGEST = 1e300  # a row with a square above takes no part: sums of such squares would leave the float64s
@@ -29,9 +30,11 @@ class RowWise:
         self.products = torch.zeros(clients, clients, dtype=torch.float64, device=device)
         self.centre = torch.zeros(size, dtype=config.dtype, device=device)
         self.rounds = torch.zeros((), dtype=torch.int64, device=device)
+        self.kinship = Kinship(clients, device) if config.rule == "kinship" else None
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"products": self.products, "centre": self.centre, "rounds": self.rounds}
+        own = {"products": self.products, "centre": self.centre, "rounds": self.rounds}
+        return {**own, **(self.kinship.tensors() if self.kinship else {})}
 
     def aggregate(
         self, client: Tensor, update: Tensor, model: Tensor, taken: Tensor, stored: Tensor, history: History
@@ -44,11 +47,20 @@ class RowWise:
         corrected = self.config.memory > 0 and self.config.trust > 0
         rows = self._estimates(model, history) if corrected else history.last_updates  # (n, d)
         products = inner(rows, rows) if corrected else self.products
-        products = _replaced(products, client, inner(rows, update), update.double() @ update.double())
+        along, square = inner(rows, update), update.double() @ update.double()
+        products = _replaced(products, client, along, square)
+        mask = history.seen.index_copy(0, client, taken[None]) & (products.diagonal() <= LONGEST)
+        if self.kinship:
+            if corrected:  # only what was sent tells who sends alike
+                along, lengths = inner(history.last_updates, update), row_lengths(history.last_updates)
+            else:
+                lengths = self.products.diagonal().sqrt()
+            usual = median_of(products.diagonal().sqrt(), mask)
+            known = history.seen.index_select(0, client)
+            self.kinship.meet(client, along, square.sqrt(), lengths, usual, known & stored)
+            mask = self.kinship.kept(mask)
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
-
-        mask = history.seen.index_copy(0, client, taken[None]) & (products.diagonal() <= LONGEST)
         weights, of_centre = self._weights(products, mask, rows, client, update)
         own, others = weights.index_select(0, client), weights.index_fill(0, client, 0)
         direction = others @ rows + own * update
@@ -78,7 +90,7 @@ class RowWise:
             taking = deal.any(1)
             if centred:  # is a bucket of its own
                 deal = torch.nn.functional.pad(deal, (0, 1, 0, 1))
-                deal[-1, -1] = 1
+                deal[-1, -1].fill_(1)  # a number assigned would be copied to the device, which no graph can capture
             weights = WEIGHTS[c.rule](deal @ gram @ deal.T, taking, c) @ deal
         else:
             weights = WEIGHTS[c.rule](gram, mask, c)
@@ -92,12 +104,17 @@ class RowWise:
 
     def _account(self, client: Tensor, rows: Tensor, history: History) -> Tensor:
         """(n) in terms of ops.STATUS, read off the estimates: no op gives both them and an account of them."""
-        length = torch.linalg.vector_norm(rows - history.last_updates, dim=1, dtype=torch.float64)
-        most = self.config.trust * torch.linalg.vector_norm(history.last_updates, dim=1, dtype=torch.float64)
+        length = row_lengths(rows - history.last_updates)
+        most = self.config.trust * row_lengths(history.last_updates)
         absent, no_pairs, plain, capped, fallback = range(len(ops.STATUS))
         status = torch.where(length == 0, fallback, torch.where(length >= AT_THE_CAP * most, capped, plain))
         status = torch.where(history.pairs > 0, status, no_pairs)
         return torch.where(history.seen, status, absent).index_fill(0, client, absent)
+
+
+def row_lengths(rows: Tensor) -> Tensor:
+    """(n) float64"""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
 
 
 def inner(rows: Tensor, others: Tensor) -> Tensor:

@@ -191,6 +191,12 @@ class SecureAFL:
         """(n) bool: clients that something is remembered of."""
         return self._engine.seen[: self.clients]
 
+    @property
+    def kinship(self) -> Tensor | None:
+        """(n, n) float64, not to be written to: what rule="kinship" knows of who pulls with whom; None for others."""
+        rows = self._engine.rows if self.config.rule == "kinship" else None
+        return rows.kinship.means if rows else None
+
     def estimates(self) -> Tensor:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
         with self._lock:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..kinship import KIN
+from ..row_rules import median_of
+from ..rowwise import row_lengths
 from ..server import SecureAFL
 from .backdoors import shorten
 from .kardam import Kardam, lower_quantile
@@ -19,6 +22,7 @@ from .trusted import AFLGuard, Sageflow, Zeno
 
 INSIDE = 0.999  # of a radius: rounding must not carry an update out of its ball
 ASIDE = 1e-3  # cosine beyond a cone's edge, likewise
+STEALTH = 0.9  # of the push that would just be noticed
 TRIALS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.0)  # of gamma, where only trying tells
 # In deviations of the honest estimates; the last stands for infinity. Columns differ in scale, hence up to 32.
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1e4)
@@ -68,13 +72,29 @@ class Adaptive:
 
     def _past_secureafl(self, view: View, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor:
         """The ball of the filter around the client's last update; at first contact only its length is bounded."""
-        wish = mean + self._worthwhile(server, mean, away) * away
+        if server.kinship is not None:
+            wish = self._unnoticed(view, server, away)
+        else:
+            wish = mean + self._worthwhile(server, mean, away) * away
         last, model = server.last(view.client)
         moved = norm(view.model - model)
         # A client that was handed its last model again must repeat itself, whatever the threshold.
         radius = torch.where(moved > 0, INSIDE * server.threshold() * moved, 0)
         known = server.seen[view.client]  # (1)
         return torch.where(known, ball(wish, last, radius), shorten(wish, server.config.max_norm))
+
+    def _unnoticed(self, view: View, server: SecureAFL, away: Tensor) -> Tensor:
+        """(d): the client's honest gradient, pushed as far as leaves the attackers no kin of each other.
+
+        A push p that all share makes the cosine of their mean updates p^2 / (q + p^2), with q the square of an honest
+        client's. The server's own tables say what q is.
+        """
+        own = self.scene.net.gradient(view.model, *self.scene.data.train(view.own[0]))
+        honest = server.seen & ~self.malicious
+        square = median_of(server.kinship.diagonal(), honest).clamp(min=0)
+        usual = median_of(row_lengths(server.estimates()), honest)
+        reach = STEALTH * (square * KIN / (1 - KIN)).sqrt() * usual
+        return own + torch.where(honest.any(), reach, norm(own)) * away / norm(away).clamp(min=1e-30)
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:
         """(): the least gamma that moves the median of all estimates nearly as far as any would.

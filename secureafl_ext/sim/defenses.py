@@ -143,6 +143,11 @@ DEFENSES = {
     "aflguard": _ruled(AFLGuard, "distance to a trusted gradient", needs_trusted=True),
     "async-defender": _ruled(AsyncDefender, "cosine-weighted baseline after AsyncDefender, reduced"),
     "secureafl": _secureafl("Lipschitz filter, estimates of the absent, median"),
+    "secureafl-kin": _secureafl(
+        "mean of clients that neither crowd nor turn against the rest, by inner products averaged over time",
+        rule="kinship",
+        memory=0,
+    ),
     "secureafl-i": _secureafl("Variant I: mean for the median", rule="mean"),
     "secureafl-ii": _secureafl("Variant II: no estimates", estimate=False),
     "secureafl-iii": _secureafl("Variant III: no filter", filter=False),

@@ -263,7 +263,8 @@ def defense_settings(settings: Settings, classes: int) -> dict[str, object]:
         "kardam": {"malicious": round(settings.malicious * settings.clients)},
         "sageflow": {"classes": classes},
     }
-    ours = {name: getattr(settings, name) for name in ("quantile", "memory", "max_norm", "trust")}
+    takes = defenses.DEFENSES[settings.defense].settings  # a variant may have fixed one
+    ours = {name: getattr(settings, name) for name in ("quantile", "memory", "max_norm", "trust") if name in takes}
     common = ours if settings.defense.startswith("secureafl") else shared.get(settings.defense, {})
     return {**common, **settings.defense_options}
 

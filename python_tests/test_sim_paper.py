@@ -64,7 +64,10 @@ def test_every_table_and_figure_of_the_paper_is_listed(capsys):
 
 
 def test_the_paper_has_as_many_numbers_as_its_tables_have_cells():
-    counts = {name: {data: len(cells) for data, cells in table.paper.items()} for name, table in paper.TABLES.items()}
+    counts = {
+        name: {data: sum(row != paper.OPTION for row, _ in cells) for data, cells in table.paper.items()}
+        for name, table in paper.TABLES.items()
+    }
     images = dict.fromkeys(["fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"])
     assert counts["main"] == dict.fromkeys(images, 7 * 11) | {"udacity": 6 * 5}
     assert counts["asyncdefender"] == dict.fromkeys(images, 11) | {"udacity": 5}
@@ -146,8 +149,18 @@ def test_main_is_every_method_under_every_attack_with_every_seed(pretended):
     assert ran == [(d, a, seed) for d in paper.METHODS for a in paper.COLUMNS for seed in (0, 1)]
     assert {(s.dataset, s.lr, s.rounds) for s in pretended.ran} == {("fashion-mnist", 0.5, 7)}
     kept = [json.loads(line) for line in Path("secureafl-results/results.jsonl").read_text().splitlines()]
-    assert len(kept) == 7 * 11 * 2
+    assert len(kept) == 8 * 11 * 2
     assert Path("secureafl-results/main-fashion-mnist.png").read_bytes().startswith(PNG)
+
+
+def test_our_option_stands_beside_the_papers_secureafl_and_nowhere_else():
+    for numbers in paper.TABLES["main"].paper.values():
+        ours, theirs = (
+            {column: value for (row, column), value in numbers.items() if row == name}
+            for name in (paper.OPTION, "secureafl")
+        )
+        assert ours == theirs != {}
+    assert not any(row == paper.OPTION for numbers in paper.MAIN.values() for row, _ in numbers)
 
 
 def test_a_cell_is_the_mean_over_seeds_beside_the_paper(pretended):

@@ -16,6 +16,36 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
+// What is kept of every client besides its rows.
+struct Clients {
+  const Tensor &scales, &gram, &along, &factors, &status, &pairs, &oldest, &seen;
+
+  void check(const Check& check, int64_t n, int64_t m) const {
+    const int64_t planes = 2 * m;
+    check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
+    check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, m * (planes + 1)});
+    check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, planes + 2});
+    check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, planes + 2});
+    check.state("status", status, ScalarType::Int, "(n,)", {n});
+    check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
+    check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
+    check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  }
+
+  void put(int64_t n, int64_t m, Round& r) const {
+    r.n = n;
+    r.m = m;
+    r.scales = mutable_data<float>(scales);
+    r.gram = mutable_data<double>(gram);
+    r.along = mutable_data<double>(along);
+    r.factors = mutable_data<float>(factors);
+    r.status = mutable_data<Status>(status);
+    r.pairs = mutable_data<int64_t>(pairs);
+    r.oldest = mutable_data<int64_t>(oldest);
+    r.seen = mutable_data<bool>(seen);
+  }
+};
+
 template <typename Device>
 std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& client, const Tensor& trained_on,
                                         int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
@@ -31,7 +61,6 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   const bool half = slots.scalar_type() == ScalarType::Half;
   const int64_t d = models.size(1), tiles = slots.size(0), planes = slots.size(1), m = planes / 2, n = slots.size(2);
   const int64_t columns = Device::columns(op, n, m);
-  const int64_t products = m * (2 * m + 1), rows = planes + 2;
   check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
   check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
               {(d + columns - 1) / columns, 2 * m, n, columns});
@@ -39,14 +68,8 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   check.floats("update", update, "(d,)", {d});
   check.floats("trained_on", trained_on, "(d,)", {d});
   check.state("client", client, ScalarType::Long, "(1,)", {1});
-  check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
-  check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, products});
-  check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, rows});
-  check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, rows});
-  check.state("status", status, ScalarType::Int, "(n,)", {n});
-  check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
-  check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
-  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
   check.state("seen_factors", seen_factors, ScalarType::Double, "(room,)", {seen_factors.numel()});
   check.state("recorded", recorded, ScalarType::Long, "()", {});
   check.state("counts", counts, ScalarType::Long, "(5,)", {5});
@@ -86,8 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.next_model = model_rows + next_row * d;
   r.client = data<int64_t>(client);
   r.backwards = now_row % 2 == 1;
-  r.n = n;
-  r.m = m;
+  clients.put(n, m, r);
   r.d = d;
   r.tiles = tiles;
   r.columns = columns;
@@ -95,14 +117,6 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.half = half;
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
-  r.scales = mutable_data<float>(scales);
-  r.gram = mutable_data<double>(gram);
-  r.along = mutable_data<double>(along);
-  r.factors = mutable_data<float>(factors);
-  r.status = mutable_data<Status>(status);
-  r.pairs = mutable_data<int64_t>(pairs);
-  r.oldest = mutable_data<int64_t>(oldest);
-  r.seen = mutable_data<bool>(seen);
   r.seen_factors = mutable_data<double>(seen_factors);
   r.recorded = mutable_data<int64_t>(recorded);
   r.counts = mutable_data<int64_t>(counts);
@@ -121,25 +135,11 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   const Check check("refresh_", "scales", scales, /*two_byte_types=*/false);
   check.shape("scales", scales, "(n, 2m)", {-1, -1});
   const int64_t n = scales.size(0), m = scales.size(1) / 2;
-  check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, m * (2 * m + 1)});
-  check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, 2 * m + 2});
-  check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, 2 * m + 2});
-  check.state("status", status, ScalarType::Int, "(n,)", {n});
-  check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
-  check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
-  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
   Round r{};
   r.trust = trust;
-  r.n = n;
-  r.m = m;
-  r.scales = const_cast<float*>(data<float>(scales));
-  r.gram = const_cast<double*>(data<double>(gram));
-  r.along = const_cast<double*>(data<double>(along));
-  r.factors = mutable_data<float>(factors);
-  r.status = mutable_data<Status>(status);
-  r.pairs = const_cast<int64_t*>(data<int64_t>(pairs));
-  r.oldest = const_cast<int64_t*>(data<int64_t>(oldest));
-  r.seen = const_cast<bool*>(data<bool>(seen));
+  clients.put(n, m, r);
   Device(scales).refresh(r);
 }
 

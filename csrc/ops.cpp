@@ -23,7 +23,12 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "
       "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, float "
       "trust, "
-      "str rule, int trim, bool filter, bool estimate, bool receive, bool store_all) -> (Tensor, Tensor, Tensor)");
+      "str rule, int trim, bool filter, bool estimate, bool receive, bool store_all, Tensor? sums=None, "
+      "Tensor(p!)? verdict=None, Tensor(q!)? changes=None) -> (Tensor, Tensor, Tensor)");
+  m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
+  m.def(
+      "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
+      "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -7,10 +8,13 @@
 #include "math/round.h"
 #include "tensors.h"
 
-// The ops on a server's state, `step_` and `refresh_`, from arguments to result, as front.h has the others. A Device
-// brings
+// The ops on a server's state, from arguments to result, as front.h has the others. A Device brings
 //   step(round, like)      judge, pass, renew
 //   refresh(round)         factors from products alone
+// and the same round in phases, between which ranks that have a slice of the coordinates each can add up their sums:
+//   update_sums(round, sums, like)                     the sums over the update
+//   apply(round, sums, verdict, changes, like)         from these to the verdict; pass, to the sums of PassSums
+//   renew(round, verdict, changes)                     products and factors
 //   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
 //   kHostReads             whether the host may look into tensors without waiting
 
@@ -46,6 +50,19 @@ struct Clients {
   }
 };
 
+inline void check_client(const char* op, const Tensor& client, int64_t n) {
+  const int64_t given = *data<int64_t>(client);
+  if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
+}
+
+// What a round leaves for `renew_`.
+inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
+  check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
+  check.state("changes", changes, ScalarType::Double, "((2m + 1) (n + 1) + 4m + 1,)", {PassSums{n, m}.count()});
+}
+
+// Without `sums` a whole round. With them, of all ranks, judge and pass alone: `verdict` and `changes`, again to be
+// added up, are left for `renew_`.
 template <typename Device>
 std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& client, const Tensor& trained_on,
                                         int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
@@ -53,7 +70,8 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
                                         Tensor pairs, Tensor oldest, Tensor seen, Tensor seen_factors, Tensor recorded,
                                         Tensor counts, Tensor arrived, double lr, double quantile, double max_norm,
                                         double trust, std::string rule, int64_t trim, bool filter, bool estimate,
-                                        bool receive, bool store_all) {
+                                        bool receive, bool store_all, std::optional<Tensor> sums,
+                                        std::optional<Tensor> verdict, std::optional<Tensor> changes) {
   constexpr const char* op = "step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -75,12 +93,16 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   check.state("counts", counts, ScalarType::Long, "(5,)", {5});
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
-  if constexpr (Device::kHostReads) {
-    const int64_t given = *data<int64_t>(client);
-    if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
-  }
+  if constexpr (Device::kHostReads) check_client(op, client, n);
   for (const int64_t row : {now_row, next_row}) {
     if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
+  }
+  if (sums.has_value() != verdict.has_value() || sums.has_value() != changes.has_value()) {
+    refuse(op, "sums, verdict and changes must be given together, got some of them");
+  }
+  if (sums) {
+    check.state("sums", *sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, *verdict, *changes, n, m);
   }
   const Tensor received = dense(update), start = dense(trained_on);
   float* model_rows = mutable_data<float>(models);
@@ -124,8 +146,60 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.accepted = mutable_data<bool>(accepted);
   r.factor = mutable_data<double>(factor);
   r.reason = mutable_data<Reason>(reason);
-  device.step(r, models);
+  if (sums) {
+    device.apply(r, data<double>(*sums), mutable_data<Verdict>(*verdict), mutable_data<double>(*changes), models);
+  } else {
+    device.step(r, models);
+  }
   return {accepted, factor, reason};
+}
+
+// (5): the sums over the update that its verdict depends on
+template <typename Device>
+Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& trained_on, const Tensor& last) {
+  constexpr const char* op = "update_sums";
+  const Check check(op, "update", update, /*two_byte_types=*/false);
+  check.shape("update", update, "(d,)", {-1});
+  check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
+  const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
+  if (columns < 1 || n < 1) refuse(op, "last must hold clients and columns, got ", n, " and ", columns);
+  const int64_t tiles = (d + columns - 1) / columns;
+  check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
+  check.typed("update", update, ScalarType::Float, "(d,)", {d});
+  check.floats("trained_on", trained_on, "(d,)", {d});
+  check.state("client", client, ScalarType::Long, "(1,)", {1});
+  if constexpr (Device::kHostReads) check_client(op, client, n);
+  const Tensor received = dense(update), start = dense(trained_on);
+  const Device device(update);
+  const Tensor sums = allocate(update, ScalarType::Double, {kSums});
+  Round r{};
+  r.update = data<float>(received);
+  r.trained_on = data<float>(start);
+  r.client = data<int64_t>(client);
+  r.n = n;
+  r.d = d;
+  r.tiles = tiles;
+  r.columns = columns;
+  r.last = const_cast<float*>(data<float>(last));
+  device.update_sums(r, mutable_data<double>(sums), update);
+  return sums;
+}
+
+// The end of a round that `step_` began with `sums`.
+template <typename Device>
+void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
+           Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
+  const Check check("renew_", "scales", scales, /*two_byte_types=*/false);
+  check.shape("scales", scales, "(n, 2m)", {-1, -1});
+  const int64_t n = scales.size(0), m = scales.size(1) / 2;
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
+  check_changes(check, verdict, changes, n, m);
+  check.trust(trust);
+  Round r{};
+  r.trust = trust;
+  clients.put(n, m, r);
+  Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
 // Factors from products alone, for a state that was put together elsewhere.
@@ -146,8 +220,10 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
 }  // namespace secureafl::SECUREAFL_KIND
 
 // At the foot of each device's file.
-#define SECUREAFL_REGISTER_STEP(Device, key)                               \
-  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                           \
-    m.impl("step_", TORCH_BOX(&secureafl::step<secureafl::Device>));       \
-    m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>)); \
+#define SECUREAFL_REGISTER_STEP(Device, key)                                      \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
+    m.impl("step_", TORCH_BOX(&secureafl::step<secureafl::Device>));              \
+    m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
+    m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
+    m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
   }

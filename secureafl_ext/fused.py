@@ -47,8 +47,9 @@ class Fused:
         self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
         self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
         c = config
-        self._past = self.slots, self.last, self.scales, self.gram, self.along, self.weights, self.status
-        self._past += self.pairs, self.oldest, self.seen
+        self._per_client = self.scales, self.gram, self.along, self.weights, self.status
+        self._per_client += self.pairs, self.oldest, self.seen
+        self._past = self.slots, self.last, *self._per_client
         self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
         self._settings += c.filter, c.estimate, c.receive, c.store == "all"
 
@@ -109,8 +110,7 @@ class Fused:
         if carried:
             return
         self._take_products(model)
-        per_client = self.gram, self.along, self.weights, self.status, self.pairs, self.oldest, self.seen
-        torch.ops.secureafl.refresh_(self.scales, *per_client, self.config.trust)
+        torch.ops.secureafl.refresh_(*self._per_client, self.config.trust)
 
     def _take_products(self, model: Tensor) -> None:
         """gram and along from the history itself, some tiles of all clients at a time."""

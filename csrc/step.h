@@ -106,7 +106,7 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   }
   const Tensor received = dense(update), start = dense(trained_on);
   float* model_rows = mutable_data<float>(models);
-  if (next_row == now_row || data<float>(start) == model_rows + next_row * d) {
+  if (next_row == now_row || (d > 0 && data<float>(start) == model_rows + next_row * d)) {
     refuse(op, "next_row must be a row of its own, got ", next_row);
   }
 

@@ -170,10 +170,6 @@ class Sharded(Fused):
         self._waiting = True
         return verdict
 
-    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
-        super().load(state, model)
-        self._waiting = False
-
     def _take_products(self, model: Tensor) -> None:
         super()._take_products(model)
         for products in (self.gram, self.along):

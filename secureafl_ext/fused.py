@@ -72,17 +72,17 @@ class Fused:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
         return update, model
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
         """Copies, as Composed has them, and what else a bit-identical continuation needs."""
         n, m = self.clients, self.config.memory
         ages = self._slots()  # (n, m)
         return {
-            **{name: getattr(self, name).clone() for name in ("factors", "recorded", "counts")},
-            "last_updates": self._rows(self.last, 1),
-            "last_models": self._rows(self.last, 0),
-            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]) for j in range(m)], 1),
-            "dg": torch.stack([self._rows(self.slots, ages[:, j]) for j in range(m)], 1),
-            **{name: getattr(self, name)[:n].clone() for name in _PER_CLIENT},
+            **{name: getattr(self, name).to(device, copy=True) for name in ("factors", "recorded", "counts")},
+            "last_updates": self._rows(self.last, 1).to(device),
+            "last_models": self._rows(self.last, 0).to(device),
+            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
+            "dg": torch.stack([self._rows(self.slots, ages[:, j]).to(device) for j in range(m)], 1),
+            **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
         }
 
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
@@ -140,7 +140,7 @@ class Fused:
             chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
         else:
             chosen = tiles[:, plane]
-        return self._untiled(chosen).contiguous()
+        return self._untiled(chosen).clone(memory_format=torch.contiguous_format)  # of a single tile it is a view
 
     def _untiled(self, plane: Tensor) -> Tensor:
         """(tiles, n, columns) -> (clients, d)"""

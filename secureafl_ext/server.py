@@ -239,8 +239,8 @@ class SecureAFL:
             self._meet("state_dict", {"version": self.version})
             return self._state()
 
-    def _state(self) -> dict[str, Tensor | int]:
-        tensors = {"models": self._models.clone(), **self._engine.state()}
+    def _state(self, device: torch.device | None = None) -> dict[str, Tensor | int]:
+        tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
         return {**tensors, "version": self.version, "stale": self._stale}
 
     @torch.no_grad()
@@ -281,9 +281,9 @@ class SecureAFL:
         checkpoint.write(path, *self._described())
 
     def _described(self) -> tuple[dict[str, Tensor], dict]:
-        """(tensors, the rest)"""
+        """(tensors on the CPU: a GPU may have no room for a second history; the rest)"""
         with self._lock:
-            tensors = self._state()
+            tensors = self._state(torch.device("cpu"))
             numbers = {name: tensors.pop(name) for name in ("version", "stale")}
             config, dtype = asdict(self.config), name_of(self.dtype)
             return tensors, {"config": config, "clients": self.clients, "dtype": dtype, "state": numbers}

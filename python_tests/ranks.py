@@ -27,6 +27,7 @@ class Ranks:
             process.start()
             theirs.close()
             self._workers.append((process, ours))
+            assert self._answer(process, ours) == "ready"  # or the time it takes to start would count as a rank's
         with tempfile.TemporaryDirectory() as folder:
             for rank, (_, pipe) in enumerate(self._workers[:count]):
                 pipe.send((task, arguments, rank, count, backend, str(Path(folder, "store"))))
@@ -52,6 +53,7 @@ class Ranks:
 
 def _work(pipe: Connection):
     torch.set_num_threads(1)
+    pipe.send("ready")
     while True:
         try:
             task, arguments, rank, count, backend, store = pipe.recv()

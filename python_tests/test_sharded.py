@@ -3,8 +3,11 @@
 import hashlib
 import math
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -389,9 +392,7 @@ def mistakes(group, arrivals):
         except Exception as error:
             told[name] = f"{type(error).__name__} {error}"
 
-    good = torch.ones_like(server.model)
-    state = server.state_dict()
-    now = server.version
+    good, now = torch.ones_like(server.model), server.version
     for name, *wrong in (
         ("shape", 3, torch.ones(D), now),
         ("dtype", 3, good.double(), now),
@@ -406,6 +407,9 @@ def mistakes(group, arrivals):
         err(name, lambda: server.submit(3, good, now), lambda wrong=wrong: server.submit(*wrong))
     err("call", lambda: server.submit(3, good, now), server.estimates)
     err("path", lambda: server.save("one"), lambda: server.save("other"))
+    state = (
+        server.state_dict()
+    )  # not sooner: the last round's end, which waits for a message, must outlast all of these
     err("state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "dw": good}))
     err("other state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "version": 3}))
     whole = torch.zeros(D)
@@ -581,8 +585,9 @@ def test_phases_refuse_what_does_not_fit():
 def on_the_gpu(group, settings, arrivals):
     server = SecureAFL(shard(torch.zeros(D, device="cuda"), group), N, **settings, process_group=group)
     verdicts = replay(server, [(client, update.cuda(), version) for client, update, version in arrivals], group)
-    state = whole_state(server, group)
-    return verdicts, {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    state = {name: torch.as_tensor(value).cpu() for name, value in server.state_dict().items()}
+    over_nccl = dist.get_backend(group) == "nccl"  # the only one that gathers on a GPU
+    return verdicts, state, gather(server.model if over_nccl else server.model.cpu(), group).cpu()
 
 
 @needs_gpu
@@ -591,13 +596,35 @@ def on_the_gpu(group, settings, arrivals):
 def test_on_a_gpu(ranks, kind, backend, count):
     """One rank over NCCL: bit for bit the whole server. Two on the same GPU, which only gloo allows: to rounding."""
     settings = {**SETTINGS, **KINDS[kind]}
-    arrivals, expected, _ = history_of_arrivals(settings, 60)
+    arrivals, *_ = history_of_arrivals(settings, 60)
     whole = SecureAFL(torch.zeros(D, device="cuda"), N, **settings)
-    for client, update, version in arrivals:
-        whole.submit(client, update.cuda(), version)
+    expected = [whole.submit(client, update.cuda(), version).reason for client, update, version in arrivals]
     theirs = {name: torch.as_tensor(value).cpu() for name, value in whole.state_dict().items()}
-    for verdicts, state in ranks.run(count, on_the_gpu, settings, arrivals, backend=backend):
-        assert [reason for reason, *_ in verdicts] == [reason for reason, *_ in expected]
-        agree(state, theirs)
+    answers = ranks.run(count, on_the_gpu, settings, arrivals, backend=backend)
+    for verdicts, state, model in answers:
+        assert [reason for reason, *_ in verdicts] == expected
+        joined = {name: torch.cat([answer[1][name] for answer in answers], -1) for name in sharded.SLICED}
+        agree({**state, **joined}, theirs)
+        assert (model - whole.model.cpu()).norm() <= 1e-4 * model.norm()
         if count == 1:
-            assert all(torch.equal(torch.as_tensor(state[name]), theirs[name]) for name in theirs)
+            assert all(torch.equal(state[name], theirs[name]) for name in theirs)
+
+
+# The example
+
+
+def test_the_example_runs(tmp_path):
+    script = Path(__file__).parents[1] / "examples" / "sharded" / "serve.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [*launch, script, "--rounds=100"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("round 100: 0.3") and len(done.stdout.splitlines()) == 1
+    assert SecureAFL.load(tmp_path / "sharded.safetensors").version == 100

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "check.h"
 #include "math/round.h"
@@ -11,12 +11,12 @@
 // The ops on a server's state, from arguments to result, as front.h has the others. A Device brings
 //   step(round, like)      judge, pass, renew
 //   refresh(round)         factors from products alone
-// and the same round in phases, between which ranks that have a slice of the coordinates each can add up their sums:
-//   update_sums(round, sums, like)                     the sums over the update
-//   apply(round, sums, verdict, changes, like)         from these to the verdict; pass, to the sums of PassSums
-//   renew(round, verdict, changes)                     products and factors
 //   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
 //   kHostReads             whether the host may look into tensors without waiting
+// and the same round in phases, between which ranks with a slice of the coordinates each add up their sums:
+//   update_sums(round, sums, like)                the sums over the update
+//   apply(round, sums, verdict, changes, like)    from these to the verdict; the pass, to the sums of PassSums
+//   renew(round, verdict, changes)                products and factors
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -61,18 +61,22 @@ inline void check_changes(const Check& check, const Tensor& verdict, const Tenso
   check.state("changes", changes, ScalarType::Double, "((2m + 1) (n + 1) + 4m + 1,)", {PassSums{n, m}.count()});
 }
 
-// Without `sums` a whole round. With them, of all ranks, judge and pass alone: `verdict` and `changes`, again to be
-// added up, are left for `renew_`.
+// The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
+// the pass.
+struct Given {
+  const Tensor &sums, &verdict, &changes;
+};
+
+using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
+
+// Without what is given a whole round; with it, judge and pass alone.
 template <typename Device>
-std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& client, const Tensor& trained_on,
-                                        int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
-                                        Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status,
-                                        Tensor pairs, Tensor oldest, Tensor seen, Tensor seen_factors, Tensor recorded,
-                                        Tensor counts, Tensor arrived, double lr, double quantile, double max_norm,
-                                        double trust, std::string rule, int64_t trim, bool filter, bool estimate,
-                                        bool receive, bool store_all, std::optional<Tensor> sums,
-                                        std::optional<Tensor> verdict, std::optional<Tensor> changes) {
-  constexpr const char* op = "step_";
+Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
+              int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
+              Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
+              Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
+              double max_norm, double trust, std::string rule, int64_t trim, bool filter, bool estimate, bool receive,
+              bool store_all) {
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
@@ -97,12 +101,9 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   for (const int64_t row : {now_row, next_row}) {
     if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
   }
-  if (sums.has_value() != verdict.has_value() || sums.has_value() != changes.has_value()) {
-    refuse(op, "sums, verdict and changes must be given together, got some of them");
-  }
-  if (sums) {
-    check.state("sums", *sums, ScalarType::Double, "(5,)", {kSums});
-    check_changes(check, *verdict, *changes, n, m);
+  if (given != nullptr) {
+    check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, given->verdict, given->changes, n, m);
   }
   const Tensor received = dense(update), start = dense(trained_on);
   float* model_rows = mutable_data<float>(models);
@@ -146,13 +147,27 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.accepted = mutable_data<bool>(accepted);
   r.factor = mutable_data<double>(factor);
   r.reason = mutable_data<Reason>(reason);
-  if (sums) {
-    device.apply(r, data<double>(*sums), mutable_data<Verdict>(*verdict), mutable_data<double>(*changes), models);
-  } else {
+  if (given == nullptr) {
     device.step(r, models);
+  } else {
+    device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
+                 mutable_data<double>(given->changes), models);
   }
   return {accepted, factor, reason};
 }
+
+// The two ops that this is, with its arguments as they stand there.
+template <auto kRound>
+struct Rounds;
+template <typename... Args, Outcome (*kRound)(const char*, const Given*, Args...)>
+struct Rounds<kRound> {
+  static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
+
+  static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
+    const Given given{sums, verdict, changes};
+    return kRound("apply_", &given, std::forward<Args>(args)...);
+  }
+};
 
 // (5): the sums over the update that its verdict depends on
 template <typename Device>
@@ -185,7 +200,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   return sums;
 }
 
-// The end of a round that `step_` began with `sums`.
+// The end of a round that `apply_` began.
 template <typename Device>
 void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
            Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
@@ -222,8 +237,10 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
 // At the foot of each device's file.
 #define SECUREAFL_REGISTER_STEP(Device, key)                                      \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
-    m.impl("step_", TORCH_BOX(&secureafl::step<secureafl::Device>));              \
+    using Rounds = secureafl::Rounds<&secureafl::round<secureafl::Device>>;       \
+    m.impl("step_", TORCH_BOX(&Rounds::step));                                    \
     m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
+    m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
     m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
     m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
   }

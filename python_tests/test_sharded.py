@@ -536,11 +536,11 @@ def test_a_round_in_phases_is_a_round(device):
 
     def phases(update, client, trained_on, *rest):
         judged = calls["update_sums"] = update, client, trained_on, engine.last
-        calls["step_"] = update, client, trained_on, *rest, op.update_sums(*judged), verdict, changes
-        receipt = op.step_(*calls["step_"])
+        calls["apply_"] = op.update_sums(*judged), verdict, changes, update, client, trained_on, *rest
+        outcome = op.apply_(*calls["apply_"])
         calls["renew_"] = verdict, changes, *engine._per_client, other.config.trust
         op.renew_(*calls["renew_"])
-        return receipt
+        return outcome
 
     for client, update, version in arrivals:
         whole.submit(client, update.to(device), version)
@@ -568,12 +568,12 @@ def test_phases_refuse_what_does_not_fit():
     judged = engine.factors, engine.recorded, engine.counts, engine._arrived
     arguments = update, client, server.model, 0, 1, server.models, *engine._past, *judged, *engine._settings
     sums = op.update_sums(update, client, server.model, engine.last)
-    with pytest.raises(RuntimeError, match="step_: sums, verdict and changes must be given together, got some of them"):
-        op.step_(*arguments, sums)
     changes, verdict = torch.zeros(7, dtype=torch.float64), torch.zeros(sharded._C.VERDICT_BYTES, dtype=torch.uint8)
     words = r"changes must have shape \(\(2m \+ 1\) \(n \+ 1\) \+ 4m \+ 1,\) = \(48,\), got \(7,\)"
-    with pytest.raises(RuntimeError, match=f"step_: {words}"):
-        op.step_(*arguments, sums, verdict, changes)
+    with pytest.raises(RuntimeError, match=f"apply_: {words}"):
+        op.apply_(sums, verdict, changes, *arguments)
+    with pytest.raises(RuntimeError, match=r"apply_: sums must have shape \(5,\) = \(5,\), got \(4,\)"):
+        op.apply_(sums[:4], verdict, changes, *arguments)
     with pytest.raises(RuntimeError, match=f"renew_: {words}"):
         op.renew_(verdict, changes, *engine._per_client, 1.0)
     assert not server.seen.any()

@@ -113,7 +113,7 @@ class SecureAFL:
     @property
     def model(self) -> Tensor:
         """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
-        return self._row(self.version).to(self.dtype)
+        return self._rows[self.version % len(self._rows)].to(self.dtype)
 
     @property
     def models(self) -> Tensor:
@@ -124,7 +124,7 @@ class SecureAFL:
         """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
         with self._lock:
             check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
-            return self._row(version).to(self.dtype)
+            return self._rows[version % len(self._rows)].to(self.dtype)
 
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""
@@ -143,13 +143,16 @@ class SecureAFL:
         """
         with self._lock:
             who, models = "SecureAFL.submit", self._models
-            with self._telling:
+            try:  # `with` would take the host a microsecond of every round
                 client, version = check(who, models, self.dtype, self.clients, self.version, client, update, version)
-            staleness = self.version - version
+            except Exception:
+                self._telling.tell()
+                raise
+            staleness, trained_on = self.version - version, self._rows[version % len(self._rows)]
             kept = staleness <= self.config.max_staleness
             if self._ranks:
                 facts = {"client": client, "version": version, "the server's version": self.version}
-                self._engine.judge(facts, client, update.detach(), self._row(version) if kept else None)
+                self._engine.judge(facts, client, update.detach(), trained_on if kept else None)
             if not kept:
                 self._stale += 1
                 return stale(version, self.version, self.config.max_staleness, update.device)
@@ -158,10 +161,7 @@ class SecureAFL:
             update = update.detach()  # as a number: no graph may grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
-            return self._round(client, update, self._row(version), staleness)
-
-    def _row(self, version: int) -> Tensor:
-        return self._rows[version % len(self._rows)]
+            return self._round(client, update, trained_on, staleness)
 
     def _meet(self, call: str, facts: dict[str, int]) -> None:
         if self._ranks:
@@ -215,7 +215,7 @@ class SecureAFL:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
         with self._lock:
             self._meet("estimates", {"version": self.version})
-            return self._engine.estimates(self._row(self.version)).to(self.dtype)
+            return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
     def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
         """What client (1) int64 sent last, and the model it was computed on, (d) each; zeros if it never did."""

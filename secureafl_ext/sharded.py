@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _C, checkpoint
 from .config import Config
-from .fused import Fused, step
+from .fused import Fused
 
 # What ranks do together. One that was called with a mistake, or failed before it changed anything, does the last.
 CALLS = ("SecureAFL", "submit", "estimates", "state_dict", "load_state_dict", "save", "refuse")
@@ -125,7 +125,11 @@ class Telling:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        if self.ranks and kind and issubclass(kind, Exception):
+        if kind and issubclass(kind, Exception):
+            self.tell()
+
+    def tell(self) -> None:
+        if self.ranks:
             self.ranks.refuse(self.width)
 
 
@@ -166,9 +170,9 @@ class Sharded(Fused):
     def round(self, client: int, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
         judged = self.factors, self.recorded, self.counts, self._arrived
         arguments = update, self._clients[client], trained_on, now, new, models, *self._past, *judged, *self._settings
-        verdict = step(*arguments, self._judged, self._verdict, self._changes)
+        outcome = torch.ops.secureafl.apply_(self._judged, self._verdict, self._changes, *arguments)
         self._waiting = True
-        return verdict
+        return outcome
 
     def _take_products(self, model: Tensor) -> None:
         super()._take_products(model)

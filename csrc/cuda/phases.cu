@@ -45,8 +45,8 @@ static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdi
 // A warp for each sum of the pass, and a thread for each client's account.      changes (PassSums::count)
 static __global__ void collect_kernel(Round r, Scratch scratch, double* changes) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
-  const int64_t count = PassSums{r.n, r.m}.count(),
-                thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  const int64_t count = PassSums{r.n, r.m}.count();
+  const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (const int64_t i = thread / 32; i < count) {
     double sum = 0;
     for (int64_t b = warp.thread_rank(); b < scratch.pass_blocks; b += 32) sum += scratch.changes[b * count + i];
@@ -65,8 +65,8 @@ static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const
   const WarpTeam team;
   const PassSums at{r.n, r.m};
   const int k = blockIdx.x, planes = static_cast<int>(r.planes());
-  for (int j = team.rank(); j <= planes; j += WarpTeam::kSize)
-    shared[j] = changes[at.slot(j, k)];  // slot(2m, k) is x(k)
+  // slot(2m, k) is x(k)
+  for (int j = team.rank(); j <= planes; j += WarpTeam::kSize) shared[j] = changes[at.slot(j, k)];
   team.sync();
   renew_products(team, r, *verdict, k, shared, changes + at.own_x(0));
   solve_client(team, r, k, shared + planes + 1);

@@ -1,5 +1,6 @@
 #include <pybind11/pybind11.h>
 
+#include "math/round.h"
 #include "math/tiles.h"
 
 // Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
@@ -48,11 +49,16 @@ int64_t tile_columns(bool cuda, int64_t clients, int64_t memory) {
   return cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns;
 }
 
+// How many sums a pass makes that ranks add up, for so many clients and pairs.
+int64_t pass_sums(int64_t clients, int64_t memory) { return secureafl::PassSums{clients, memory}.count(); }
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
+  m.def("pass_sums", &pass_sums);
   m.def("tile_columns", &tile_columns);
   m.attr("MOST_CLIENTS") = secureafl::kMostClients;
   m.attr("MOST_GPU_PAIRS") = secureafl::kMostGpuPairs;
+  m.attr("VERDICT_BYTES") = sizeof(secureafl::Verdict);
 }

@@ -1,5 +1,13 @@
 #include <torch/csrc/stable/library.h>
 
+// What a round has to do with, whole or in part.
+#define SECUREAFL_ROUND                                                                                           \
+  "Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "               \
+  "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
+  "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "            \
+  "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, "        \
+  "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all"
+
 // The schemas, each once. Kernels register themselves for their device at the foot of cpu/*.cpp and cuda/*.cu;
 // fake kernels and docstrings are in secureafl_ext/ops.py.
 STABLE_TORCH_LIBRARY(secureafl, m) {
@@ -17,13 +25,12 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "aggregate_status(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
+  m.def("step_(" SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
+  m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
+  m.def("apply_(Tensor sums, Tensor(p!) verdict, Tensor(q!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def(
-      "step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
-      "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, "
-      "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "
-      "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, float "
-      "trust, "
-      "str rule, int trim, bool filter, bool estimate, bool receive, bool store_all) -> (Tensor, Tensor, Tensor)");
+      "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
+      "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");

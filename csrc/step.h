@@ -2,36 +2,87 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "check.h"
 #include "math/round.h"
 #include "tensors.h"
 
-// The ops on a server's state, `step_` and `refresh_`, from arguments to result, as front.h has the others. A Device
-// brings
+// The ops on a server's state, from arguments to result, as front.h has the others. A Device brings
 //   step(round, like)      judge, pass, renew
 //   refresh(round)         factors from products alone
 //   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
 //   kHostReads             whether the host may look into tensors without waiting
+// and the same round in phases, between which ranks with a slice of the coordinates each add up their sums:
+//   update_sums(round, sums, like)                the sums over the update
+//   apply(round, sums, verdict, changes, like)    from these to the verdict; the pass, to the sums of PassSums
+//   renew(round, verdict, changes)                products and factors
 
 namespace secureafl::SECUREAFL_KIND {
 
+// What is kept of every client besides its rows.
+struct Clients {
+  const Tensor &scales, &gram, &along, &factors, &status, &pairs, &oldest, &seen;
+
+  void check(const Check& check, int64_t n, int64_t m) const {
+    const int64_t planes = 2 * m;
+    check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
+    check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, m * (planes + 1)});
+    check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, planes + 2});
+    check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, planes + 2});
+    check.state("status", status, ScalarType::Int, "(n,)", {n});
+    check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
+    check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
+    check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  }
+
+  void put(int64_t n, int64_t m, Round& r) const {
+    r.n = n;
+    r.m = m;
+    r.scales = mutable_data<float>(scales);
+    r.gram = mutable_data<double>(gram);
+    r.along = mutable_data<double>(along);
+    r.factors = mutable_data<float>(factors);
+    r.status = mutable_data<Status>(status);
+    r.pairs = mutable_data<int64_t>(pairs);
+    r.oldest = mutable_data<int64_t>(oldest);
+    r.seen = mutable_data<bool>(seen);
+  }
+};
+
+inline void check_client(const char* op, const Tensor& client, int64_t n) {
+  const int64_t given = *data<int64_t>(client);
+  if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
+}
+
+// What a round leaves for `renew_`.
+inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
+  check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
+  check.state("changes", changes, ScalarType::Double, "((2m + 1) (n + 1) + 4m + 1,)", {PassSums{n, m}.count()});
+}
+
+// The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
+// the pass.
+struct Given {
+  const Tensor &sums, &verdict, &changes;
+};
+
+using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
+
+// Without what is given a whole round; with it, judge and pass alone.
 template <typename Device>
-std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& client, const Tensor& trained_on,
-                                        int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
-                                        Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status,
-                                        Tensor pairs, Tensor oldest, Tensor seen, Tensor seen_factors, Tensor recorded,
-                                        Tensor counts, Tensor arrived, double lr, double quantile, double max_norm,
-                                        double trust, std::string rule, int64_t trim, bool filter, bool estimate,
-                                        bool receive, bool store_all) {
-  constexpr const char* op = "step_";
+Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
+              int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
+              Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
+              Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
+              double max_norm, double trust, std::string rule, int64_t trim, bool filter, bool estimate, bool receive,
+              bool store_all) {
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
   const bool half = slots.scalar_type() == ScalarType::Half;
   const int64_t d = models.size(1), tiles = slots.size(0), planes = slots.size(1), m = planes / 2, n = slots.size(2);
   const int64_t columns = Device::columns(op, n, m);
-  const int64_t products = m * (2 * m + 1), rows = planes + 2;
   check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
   check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
               {(d + columns - 1) / columns, 2 * m, n, columns});
@@ -39,29 +90,24 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   check.floats("update", update, "(d,)", {d});
   check.floats("trained_on", trained_on, "(d,)", {d});
   check.state("client", client, ScalarType::Long, "(1,)", {1});
-  check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
-  check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, products});
-  check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, rows});
-  check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, rows});
-  check.state("status", status, ScalarType::Int, "(n,)", {n});
-  check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
-  check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
-  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
   check.state("seen_factors", seen_factors, ScalarType::Double, "(room,)", {seen_factors.numel()});
   check.state("recorded", recorded, ScalarType::Long, "()", {});
   check.state("counts", counts, ScalarType::Long, "(5,)", {5});
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
-  if constexpr (Device::kHostReads) {
-    const int64_t given = *data<int64_t>(client);
-    if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
-  }
+  if constexpr (Device::kHostReads) check_client(op, client, n);
   for (const int64_t row : {now_row, next_row}) {
     if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
   }
+  if (given != nullptr) {
+    check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, given->verdict, given->changes, n, m);
+  }
   const Tensor received = dense(update), start = dense(trained_on);
   float* model_rows = mutable_data<float>(models);
-  if (next_row == now_row || data<float>(start) == model_rows + next_row * d) {
+  if (next_row == now_row || (d > 0 && data<float>(start) == model_rows + next_row * d)) {
     refuse(op, "next_row must be a row of its own, got ", next_row);
   }
 
@@ -86,8 +132,7 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.next_model = model_rows + next_row * d;
   r.client = data<int64_t>(client);
   r.backwards = now_row % 2 == 1;
-  r.n = n;
-  r.m = m;
+  clients.put(n, m, r);
   r.d = d;
   r.tiles = tiles;
   r.columns = columns;
@@ -95,14 +140,6 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.half = half;
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
-  r.scales = mutable_data<float>(scales);
-  r.gram = mutable_data<double>(gram);
-  r.along = mutable_data<double>(along);
-  r.factors = mutable_data<float>(factors);
-  r.status = mutable_data<Status>(status);
-  r.pairs = mutable_data<int64_t>(pairs);
-  r.oldest = mutable_data<int64_t>(oldest);
-  r.seen = mutable_data<bool>(seen);
   r.seen_factors = mutable_data<double>(seen_factors);
   r.recorded = mutable_data<int64_t>(recorded);
   r.counts = mutable_data<int64_t>(counts);
@@ -110,8 +147,74 @@ std::tuple<Tensor, Tensor, Tensor> step(const Tensor& update, const Tensor& clie
   r.accepted = mutable_data<bool>(accepted);
   r.factor = mutable_data<double>(factor);
   r.reason = mutable_data<Reason>(reason);
-  device.step(r, models);
+  if (given == nullptr) {
+    device.step(r, models);
+  } else {
+    device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
+                 mutable_data<double>(given->changes), models);
+  }
   return {accepted, factor, reason};
+}
+
+// The two ops that this is, with its arguments as they stand there.
+template <auto kRound>
+struct Rounds;
+template <typename... Args, Outcome (*kRound)(const char*, const Given*, Args...)>
+struct Rounds<kRound> {
+  static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
+
+  static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
+    const Given given{sums, verdict, changes};
+    return kRound("apply_", &given, std::forward<Args>(args)...);
+  }
+};
+
+// (5): the sums over the update that its verdict depends on
+template <typename Device>
+Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& trained_on, const Tensor& last) {
+  constexpr const char* op = "update_sums";
+  const Check check(op, "update", update, /*two_byte_types=*/false);
+  check.shape("update", update, "(d,)", {-1});
+  check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
+  const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
+  if (columns < 1 || n < 1) refuse(op, "last must hold clients and columns, got ", n, " and ", columns);
+  const int64_t tiles = (d + columns - 1) / columns;
+  check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
+  check.typed("update", update, ScalarType::Float, "(d,)", {d});
+  check.floats("trained_on", trained_on, "(d,)", {d});
+  check.state("client", client, ScalarType::Long, "(1,)", {1});
+  if constexpr (Device::kHostReads) check_client(op, client, n);
+  const Tensor received = dense(update), start = dense(trained_on);
+  const Device device(update);
+  const Tensor sums = allocate(update, ScalarType::Double, {kSums});
+  Round r{};
+  r.update = data<float>(received);
+  r.trained_on = data<float>(start);
+  r.client = data<int64_t>(client);
+  r.n = n;
+  r.d = d;
+  r.tiles = tiles;
+  r.columns = columns;
+  r.last = const_cast<float*>(data<float>(last));
+  device.update_sums(r, mutable_data<double>(sums), update);
+  return sums;
+}
+
+// The end of a round that `apply_` began.
+template <typename Device>
+void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
+           Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
+  const Check check("renew_", "scales", scales, /*two_byte_types=*/false);
+  check.shape("scales", scales, "(n, 2m)", {-1, -1});
+  const int64_t n = scales.size(0), m = scales.size(1) / 2;
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
+  check_changes(check, verdict, changes, n, m);
+  check.trust(trust);
+  Round r{};
+  r.trust = trust;
+  clients.put(n, m, r);
+  Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
 // Factors from products alone, for a state that was put together elsewhere.
@@ -121,33 +224,23 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   const Check check("refresh_", "scales", scales, /*two_byte_types=*/false);
   check.shape("scales", scales, "(n, 2m)", {-1, -1});
   const int64_t n = scales.size(0), m = scales.size(1) / 2;
-  check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, m * (2 * m + 1)});
-  check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, 2 * m + 2});
-  check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, 2 * m + 2});
-  check.state("status", status, ScalarType::Int, "(n,)", {n});
-  check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
-  check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
-  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
   Round r{};
   r.trust = trust;
-  r.n = n;
-  r.m = m;
-  r.scales = const_cast<float*>(data<float>(scales));
-  r.gram = const_cast<double*>(data<double>(gram));
-  r.along = const_cast<double*>(data<double>(along));
-  r.factors = mutable_data<float>(factors);
-  r.status = mutable_data<Status>(status);
-  r.pairs = const_cast<int64_t*>(data<int64_t>(pairs));
-  r.oldest = const_cast<int64_t*>(data<int64_t>(oldest));
-  r.seen = const_cast<bool*>(data<bool>(seen));
+  clients.put(n, m, r);
   Device(scales).refresh(r);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND
 
 // At the foot of each device's file.
-#define SECUREAFL_REGISTER_STEP(Device, key)                               \
-  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                           \
-    m.impl("step_", TORCH_BOX(&secureafl::step<secureafl::Device>));       \
-    m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>)); \
+#define SECUREAFL_REGISTER_STEP(Device, key)                                      \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
+    using Rounds = secureafl::Rounds<&secureafl::round<secureafl::Device>>;       \
+    m.impl("step_", TORCH_BOX(&Rounds::step));                                    \
+    m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
+    m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
+    m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
+    m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
   }

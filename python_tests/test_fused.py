@@ -239,6 +239,17 @@ def test_the_number_of_threads_changes_nothing(history):
     identical(one, two)
 
 
+@pytest.mark.parametrize("d", [1, 2, 4, 64, 100])
+def test_a_state_is_a_copy(device, d):
+    """d: a single tile, on either device, lies in memory as its rows do."""
+    server = make(device, 9, d)
+    drive((server,), Arrivals(9, d), 20)
+    state = server.state_dict()
+    before = {name: torch.as_tensor(value).clone() for name, value in state.items()}
+    drive((server,), Arrivals(9, d, seed=1), 5)
+    assert all(torch.equal(torch.as_tensor(state[name]), value) for name, value in before.items())
+
+
 def test_schema_tells_what_is_written_to(device, monkeypatch):
     server = make(device, 20, 300)
     drive((server,), Arrivals(20, 300), 40)

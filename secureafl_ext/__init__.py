@@ -10,6 +10,7 @@ __path__ = extend_path(__path__, __name__)
 from . import _C  # importing it registers the ops
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
 from .server import Receipt, SecureAFL
+from .sharded import gather, shard
 
 __all__ = [
     "Receipt",
@@ -18,8 +19,10 @@ __all__ = [
     "aggregate",
     "build_info",
     "estimate",
+    "gather",
     "lipschitz",
     "median",
+    "shard",
     "trimmed_mean",
 ]
 

@@ -21,9 +21,9 @@ class Composed:
         self.rows = RowWise(config, clients, size, device) if config.row_wise else None
         self._clients = torch.arange(clients, device=device).split(1)
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies."""
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Copies, there."""
+        return {name: tensor.to(device, copy=True) for name, tensor in self._tensors().items()}
 
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
         self.factors = torch.empty_like(state["factors"], device=self.factors.device)

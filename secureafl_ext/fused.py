@@ -47,8 +47,9 @@ class Fused:
         self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
         self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
         c = config
-        self._past = self.slots, self.last, self.scales, self.gram, self.along, self.weights, self.status
-        self._past += self.pairs, self.oldest, self.seen
+        self._per_client = self.scales, self.gram, self.along, self.weights, self.status
+        self._per_client += self.pairs, self.oldest, self.seen
+        self._past = self.slots, self.last, *self._per_client
         self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
         self._settings += c.filter, c.estimate, c.receive, c.store == "all"
 
@@ -71,17 +72,17 @@ class Fused:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
         return update, model
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
         """Copies, as Composed has them, and what else a bit-identical continuation needs."""
         n, m = self.clients, self.config.memory
         ages = self._slots()  # (n, m)
         return {
-            **{name: getattr(self, name).clone() for name in ("factors", "recorded", "counts")},
-            "last_updates": self._rows(self.last, 1),
-            "last_models": self._rows(self.last, 0),
-            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]) for j in range(m)], 1),
-            "dg": torch.stack([self._rows(self.slots, ages[:, j]) for j in range(m)], 1),
-            **{name: getattr(self, name)[:n].clone() for name in _PER_CLIENT},
+            **{name: getattr(self, name).to(device, copy=True) for name in ("factors", "recorded", "counts")},
+            "last_updates": self._rows(self.last, 1).to(device),
+            "last_models": self._rows(self.last, 0).to(device),
+            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
+            "dg": torch.stack([self._rows(self.slots, ages[:, j]).to(device) for j in range(m)], 1),
+            **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
         }
 
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
@@ -109,8 +110,7 @@ class Fused:
         if carried:
             return
         self._take_products(model)
-        per_client = self.gram, self.along, self.weights, self.status, self.pairs, self.oldest, self.seen
-        torch.ops.secureafl.refresh_(self.scales, *per_client, self.config.trust)
+        torch.ops.secureafl.refresh_(*self._per_client, self.config.trust)
 
     def _take_products(self, model: Tensor) -> None:
         """gram and along from the history itself, some tiles of all clients at a time."""
@@ -140,7 +140,7 @@ class Fused:
             chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
         else:
             chosen = tiles[:, plane]
-        return self._untiled(chosen).contiguous()
+        return self._untiled(chosen).clone(memory_format=torch.contiguous_format)  # of a single tile it is a view
 
     def _untiled(self, plane: Tensor) -> Tensor:
         """(tiles, n, columns) -> (clients, d)"""

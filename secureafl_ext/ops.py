@@ -104,15 +104,14 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 
 
 # In place on a server's state (secureafl_ext/fused.py), so never under autograd.
-torch.library.register_fake(
-    "secureafl::step_",
-    lambda update, *rest: (
-        update.new_empty((), dtype=torch.bool),
-        update.new_empty((), dtype=torch.float64),
-        update.new_empty((), dtype=torch.int64),
-    ),
-)
-torch.library.register_fake("secureafl::refresh_", lambda *arguments: None)
+for _name in ("step_", "apply_"):
+    torch.library.register_fake(
+        f"secureafl::{_name}",
+        lambda first, *rest: tuple(first.new_empty((), dtype=one) for one in (torch.bool, torch.float64, torch.int64)),
+    )
+torch.library.register_fake("secureafl::update_sums", lambda update, *rest: update.new_empty(5, dtype=torch.float64))
+for _name in ("renew_", "refresh_"):
+    torch.library.register_fake(f"secureafl::{_name}", lambda *arguments: None)
 
 
 def _refuse_gradient(name: str) -> Callable[..., None]:

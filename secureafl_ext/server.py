@@ -2,31 +2,17 @@
 
 import os
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from . import checkpoint, fused
+from . import checkpoint, fused, sharded
 from .composed import Composed
-from .config import COUNTS, DTYPES, REASONS, Config
-from .refusals import check, check_kept, check_start, describe, name_of
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What became of one submission. `accepted` and `factor` live on the device until somebody reads them."""
-
-    accepted: Tensor  # () bool
-    factor: Tensor  # () float64; NaN where none is defined
-    staleness: int | None  # rounds between the model the update was computed on and this one; None if enqueued
-    version: int  # of the server, after this submission
-    _reason: Tensor | str
-    _words: tuple[str, ...] = REASONS  # what a _reason on the device counts in
-
-    @property
-    def reason(self) -> str:
-        return self._reason if isinstance(self._reason, str) else self._words[int(self._reason)]
+from .config import COUNTS, DTYPES, Config
+from .receipt import Receipt, stale
+from .refusals import check, check_kept, check_start, check_state, name_of
 
 
 class SecureAFL:
@@ -34,6 +20,10 @@ class SecureAFL:
 
     model: (d) start, float32 or float64; its device is the server's    clients: a capacity; any may join late
     The other settings are those of Config. Safe to call from several threads: one lock, order of arrival.
+
+    process_group: the coordinates are split over its ranks, in their order; each has its slice of the model and of
+    every update (`shard` gives it). All ranks make the same calls in the same order; construction, submit, estimates,
+    state_dict, load_state_dict, save and load are collective: they wait for all, and an error on one is one on all.
     """
 
     def __init__(
@@ -60,47 +50,63 @@ class SecureAFL:
         remove: float = 0.25,
         radius: float | None = None,
         iterations: int = 2,
+        process_group: "torch.distributed.ProcessGroup | None" = None,
     ):
-        self.config = Config(
-            lr,
-            memory,
-            quantile,
-            max_norm,
-            trust,
-            rule,
-            trim,
-            store,
-            pairs,
-            max_staleness,
-            window,
-            name_of(history_dtype),
-            filter,
-            estimate,
-            receive,
-            buckets,
-            remove,
-            radius,
-            iterations,
-        )
-        check_start("SecureAFL", model, clients)
-        if model.dtype == torch.float64 and history_dtype != torch.float64:
-            raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {self.config.history_dtype}")
-        if rule == "trimmed_mean" and 2 * trim >= clients:
-            raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {trim}")
+        ranks = sharded.ranks_of(process_group, getattr(model, "device", None))
+        with sharded.Telling(ranks, ranks and ranks.count):
+            config = Config(
+                lr,
+                memory,
+                quantile,
+                max_norm,
+                trust,
+                rule,
+                trim,
+                store,
+                pairs,
+                max_staleness,
+                window,
+                name_of(history_dtype),
+                filter,
+                estimate,
+                receive,
+                buckets,
+                remove,
+                radius,
+                iterations,
+            )
+            self._start(model, clients, config, ranks)
+        if ranks:
+            ranks.start((config, clients), len(model))
 
-        self.clients = clients
+    def _start(self, model: Tensor, clients: int, config: Config, ranks: "sharded.Ranks | None") -> None:
+        check_start("SecureAFL", model, clients)
+        if model.dtype == torch.float64 and config.dtype != torch.float64:
+            raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
+        if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
+            raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
+        fits = fused.fits(config, clients, model.device)
+        if config.pair_dtype == torch.float16 and not fits:
+            others = f'pairs="received", {fused.LIMITS}'
+            allowed = f"with {'a coordinate-wise rule and buckets=1' if config.row_wise else others}"
+            raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
+        if ranks and not fits:
+            plain = 'a coordinate-wise rule, buckets=1, pairs="received" and history_dtype float32 or float16'
+            raise ValueError(f"SecureAFL: process_group must come with {plain}, {fused.LIMITS}, got another setting")
+
+        self.config, self.clients = config, clients
         self.version = 0
         self.dtype = model.dtype
         # Version v lies in row v % len; one row more than are kept, so that the next model has a row of its own.
-        self._models = torch.zeros(max_staleness + 2, len(model), dtype=self.config.dtype, device=model.device)
+        self._models = torch.zeros(config.max_staleness + 2, len(model), dtype=config.dtype, device=model.device)
         self._models[0] = model.detach()
         self._rows = self._models.unbind()  # views: to take one anew costs the host more than the lock does
-        engine = fused.Fused if fused.fits(self.config, clients, model.device) else Composed
-        if history_dtype == torch.float16 and engine is Composed:
-            others = f'pairs="received", {fused.LIMITS}'
-            allowed = f"with {'a coordinate-wise rule and buckets=1' if self.config.row_wise else others}"
-            raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
-        self._engine = engine(self.config, clients, len(model), model.device)
+        arguments = config, clients, len(model), model.device
+        if ranks:
+            self._engine = sharded.Sharded(*arguments, ranks)
+        else:
+            self._engine = fused.Fused(*arguments) if fits else Composed(*arguments)
+        self._ranks, self._telling = ranks, self._engine.telling if ranks else sharded.Telling(None)
         self._stale = 0
         self._lock = threading.RLock()
 
@@ -137,9 +143,17 @@ class SecureAFL:
         """
         with self._lock:
             who, models = "SecureAFL.submit", self._models
-            client, version = check(who, models, self.dtype, self.clients, self.version, client, update, version)
-            staleness = self.version - version
-            if staleness > self.config.max_staleness:
+            try:  # `with` would take the host a microsecond of every round
+                client, version = check(who, models, self.dtype, self.clients, self.version, client, update, version)
+            except Exception:
+                self._telling.tell()
+                raise
+            staleness, trained_on = self.version - version, self._rows[version % len(self._rows)]
+            kept = staleness <= self.config.max_staleness
+            if self._ranks:
+                facts = {"client": client, "version": version, "the server's version": self.version}
+                self._engine.judge(facts, client, update.detach(), trained_on if kept else None)
+            if not kept:
                 self._stale += 1
                 return stale(version, self.version, self.config.max_staleness, update.device)
 
@@ -147,7 +161,11 @@ class SecureAFL:
             update = update.detach()  # as a number: no graph may grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
-            return self._round(client, update, self._rows[version % len(self._rows)], staleness)
+            return self._round(client, update, trained_on, staleness)
+
+    def _meet(self, call: str, facts: dict[str, int]) -> None:
+        if self._ranks:
+            self._engine.meet(call, facts)
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
         """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors, and nobody checks them.
@@ -155,6 +173,8 @@ class SecureAFL:
         Who replays a captured round does so in its `phase` only, counts `version` on, and has reserved room for all.
         staleness means nothing here; the simulator's other defenses go by it.
         """
+        if self._ranks:
+            raise ValueError("SecureAFL.enqueue: the server must have no process_group, got one; submit to it")
         if not self.capturable:
             expected = f"a fused one ({fused.LIMITS}) or have a row-wise rule"
             raise ValueError(f"SecureAFL.enqueue: the server must be {expected}, got another")
@@ -165,7 +185,7 @@ class SecureAFL:
     @property
     def capturable(self) -> bool:
         """Whether `enqueue` exists for these settings."""
-        return isinstance(self._engine, fused.Fused) or self.config.row_wise
+        return self._ranks is None and (isinstance(self._engine, fused.Fused) or self.config.row_wise)
 
     def phase(self) -> int:
         """Enqueued rounds of one phase are the same kernels on the same memory."""
@@ -200,6 +220,7 @@ class SecureAFL:
     def estimates(self) -> Tensor:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
         with self._lock:
+            self._meet("estimates", {"version": self.version})
             return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
     def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,22 +242,21 @@ class SecureAFL:
     def state_dict(self) -> dict[str, Tensor | int]:
         """All that a round depends on, by name: copies. Fits servers of the same settings on any device."""
         with self._lock:
-            tensors = {"models": self._models.clone(), **self._engine.state()}
-            return {**tensors, "version": self.version, "stale": self._stale}
+            self._meet("state_dict", {"version": self.version})
+            return self._state()
+
+    def _state(self, device: torch.device | None = None) -> dict[str, Tensor | int]:
+        tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
+        return {**tensors, "version": self.version, "stale": self._stale}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
         with self._lock:
-            expected = self._expected()
-            missing = {*expected, "version", "stale"} - set(state)
-            if missing:
-                raise ValueError(f"SecureAFL.load_state_dict: state must have {', '.join(sorted(missing))}, got none")
-            for name, (shape, dtype) in expected.items():
-                grows = name == "factors" and self.config.window is None
-                if state[name].dtype != dtype or not (grows or state[name].shape == shape):
-                    wanted, got = f"{tuple(shape)} {name_of(dtype)}", describe(state[name])
-                    raise ValueError(f"SecureAFL.load_state_dict: {name} must be {wanted}, got {got}")
+            may_grow = ("factors",) if self.config.window is None else ()
+            with self._telling:
+                check_state("SecureAFL.load_state_dict", state, self._expected(), may_grow)
+            self._meet("load_state_dict", {"version": int(state["version"]), "stale": int(state["stale"])})
             self._models.copy_(state["models"])
             self.version, self._stale = int(state["version"]), int(state["stale"])
             tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -261,27 +281,31 @@ class SecureAFL:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON); an older file stays until the new one is whole."""
-        state = self.state_dict()
-        numbers = {name: state.pop(name) for name in ("version", "stale")}
-        about = {"config": asdict(self.config), "clients": self.clients, "dtype": name_of(self.dtype), "state": numbers}
-        checkpoint.write(path, state, about)
+        if self._ranks:
+            with self._lock:
+                return sharded.save(self._engine, Path(path), self.version, self._described)
+        checkpoint.write(path, *self._described())
+
+    def _described(self) -> tuple[dict[str, Tensor], dict]:
+        """(tensors on the CPU: a GPU may have no room for a second history; the rest)"""
+        with self._lock:
+            tensors = self._state(torch.device("cpu"))
+            numbers = {name: tensors.pop(name) for name in ("version", "stale")}
+            config, dtype = asdict(self.config), name_of(self.dtype)
+            return tensors, {"config": config, "clients": self.clients, "dtype": dtype, "state": numbers}
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str | None = None, process_group=None) -> "SecureAFL":
-        """The server that was saved, to go on as if it had never stopped; on the CPU unless `device` says otherwise."""
-        if process_group is not None:
-            raise ValueError("SecureAFL.load: process_group must be None, a sharded server is not built yet")
-        tensors, about = checkpoint.read(path)
-        settings = {**about["config"], "history_dtype": DTYPES[about["config"]["history_dtype"]]}
-        blank = torch.zeros(tensors["models"].shape[1], dtype=DTYPES[about["dtype"]], device=device or "cpu")
-        server = cls(blank, about["clients"], **settings)
+        """The server that was saved, to go on as if it had never stopped; on the CPU unless `device` says otherwise.
+
+        Saved on any number of ranks, or on none: each rank of process_group gets the slice that `shard` gives it.
+        """
+        device = torch.device(device or "cpu")
+        ranks = sharded.ranks_of(process_group, device)
+        with sharded.Telling(ranks, ranks and ranks.count):
+            tensors, about = checkpoint.read(path, sharded.SLICED, ranks.bounds if ranks else lambda size: (0, size))
+            settings = {**about["config"], "history_dtype": DTYPES[about["config"]["history_dtype"]]}
+            blank = torch.zeros(tensors["models"].shape[1], dtype=DTYPES[about["dtype"]], device=device)
+        server = cls(blank, about["clients"], **settings, process_group=process_group)
         server.load_state_dict({**tensors, **about["state"]})
         return server
-
-
-def stale(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
-    """What a submission gets whose model is no longer kept."""
-    kept = f"the server keeps {newest - max_staleness} to {newest}"
-    no = torch.tensor(False, device=device)
-    none = torch.full_like(no, torch.nan, dtype=torch.float64)
-    return Receipt(no, none, newest - version, newest, f"stale: version {version}, {kept}")

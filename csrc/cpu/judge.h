@@ -27,22 +27,28 @@ inline void add_tile(const Round& r, int64_t client, int64_t tile, double* sums)
   }
 }
 
-inline Verdict judge_update(const Round& r) {
-  const Standing before = standing_of(r);
+// The sums over the update (kSums).
+inline std::vector<double> update_sums(const Round& r) {
+  const int32_t client = client_of(r);
   const Chunks chunks(r.tiles, 32);
   std::vector<double> parts(static_cast<size_t>(chunks.count * kSums));  // (chunks, kSums)
   torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       double sums[kSums] = {};  // not in place: threads would share a cache line
-      for (int64_t tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile) add_tile(r, before.client, tile, sums);
+      for (int64_t tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile) add_tile(r, client, tile, sums);
       std::copy(sums, sums + kSums, parts.begin() + chunk * kSums);
     }
   });
-  const std::vector<double> sums = sum_chunks(parts, kSums);
-  const double factor = factor_of(before, sums.data());
+  return sum_chunks(parts, kSums);
+}
+
+// sums (kSums)
+inline Verdict judge_update(const Round& r, const double* sums) {
+  const Standing before = standing_of(r);
+  const double factor = factor_of(before, sums);
   int64_t below = 0;
   for (int i = 0; i < before.held; ++i) below += lies_below(r, before, i, factor);
-  return decide(r, before, sums.data(), below);
+  return decide(r, before, sums, below);
 }
 
 }  // namespace secureafl::cpu

@@ -91,6 +91,19 @@ struct Cpu {
 
   void step(const Round& r, const Tensor&) const { cpu::step(r); }
 
+  void update_sums(const Round& r, double* out, const Tensor&) const {
+    const std::vector<double> sums = cpu::update_sums(r);
+    std::copy(sums.begin(), sums.end(), out);
+  }
+
+  void apply(const Round& r, const double* sums, Verdict* verdict, double* changes, const Tensor&) const {
+    *verdict = cpu::judge_update(r, sums);
+    const std::vector<double> found = cpu::apply(r, *verdict);
+    std::copy(found.begin(), found.end(), changes);
+  }
+
+  void renew(const Round& r, const Verdict* verdict, const double* changes) const { cpu::renew(r, *verdict, changes); }
+
   void refresh(const Round& r) const { cpu::refresh(r); }
 };
 

@@ -16,18 +16,29 @@ void for_clients(const Round& r, const Each& each) {
   });
 }
 
-inline void step(const Round& r) {
-  const Verdict v = judge_update(r);
-  const std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
-  const PassSums at{r.n, r.m};
+// -> the sums of PassSums (count())
+inline std::vector<double> apply(const Round& r, const Verdict& v) {
+  std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
   for (int64_t k = 0; k < r.n; ++k) {
     if (int64_t* count = counted_at(r, v, k)) ++*count;
   }
+  if (v.stored) r.seen[v.client] = true;
+  return sums;
+}
+
+// sums: of PassSums (count())
+inline void renew(const Round& r, const Verdict& v, const double* sums) {
+  const PassSums at{r.n, r.m};
   for_clients(r, [&](int64_t k, double* scratch) {
     for (int64_t j = 0; j <= r.planes(); ++j) scratch[j] = sums[at.slot(j, k)];  // slot(2m, k) is x(k)
-    renew_products(Solo(), r, v, k, scratch, sums.data() + at.own_x(0));
+    renew_products(Solo(), r, v, k, scratch, sums + at.own_x(0));
     solve_client(Solo(), r, k, scratch);
   });
+}
+
+inline void step(const Round& r) {
+  const Verdict v = judge_update(r, update_sums(r).data());
+  renew(r, v, apply(r, v).data());
 }
 
 inline void refresh(const Round& r) {

@@ -38,17 +38,13 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, below);
 }
 
-// What the update is like, in sums over all coordinates. static: one copy per translation unit.
-static __global__ void judge_kernel(Round r, Scratch scratch) {
-  __shared__ bool last;
-  let_next_start();
-  const Standing before = standing_of(r);
+// sums (kSums) += those over this thread's coordinates
+__device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, double (&sums)[kSums]) {
   const int bits = __ffs(static_cast<int>(r.columns)) - 1;  // columns: a power of two
-  double sums[kSums] = {};
 #pragma unroll 2
   for (int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; c < r.d;
        c += gridDim.x * static_cast<int64_t>(blockDim.x)) {
-    const float* row = r.last + (((c >> bits) * 2 * r.n + before.client) << bits) + (c & (r.columns - 1));
+    const float* row = r.last + (((c >> bits) * 2 * r.n + client) << bits) + (c & (r.columns - 1));
     const float g = r.update[c];
     const float s = r.trained_on[c] - row[0], y = g - row[r.n << bits];
     sums[kBad] += !isfinite(g);
@@ -57,6 +53,15 @@ static __global__ void judge_kernel(Round r, Scratch scratch) {
     sums[kSS] += static_cast<double>(s) * s;
     sums[kSY] += static_cast<double>(s) * y;
   }
+}
+
+// What the update is like, in sums over all coordinates. static: one copy per translation unit.
+static __global__ void judge_kernel(Round r, Scratch scratch) {
+  __shared__ bool last;
+  let_next_start();
+  const Standing before = standing_of(r);
+  double sums[kSums] = {};
+  add_coordinates(r, before.client, sums);
   block_sums(sums);
   if (threadIdx.x == 0) {
 #pragma unroll

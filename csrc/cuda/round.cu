@@ -27,27 +27,55 @@ class CudaRound {
   }
 
   void step(const Round& r, const Tensor& like) const {
-    const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
-    const int64_t judges = wanted < 1 ? 1 : wanted < cuda::kJudgeBlocks ? wanted : cuda::kJudgeBlocks;
-    const auto plan = r.half ? cuda::plan_pass<__half>(launch_, r) : cuda::plan_pass<float>(launch_, r);
+    const int64_t judges = judge_blocks(r);
+    const auto plan = plan_pass(r);
     const int64_t sums = kSums * judges, changes = plan.blocks * PassSums{r.n, r.m}.count();
     constexpr int64_t kVerdict = (sizeof(Verdict) + sizeof(double) - 1) / sizeof(double);
     const Tensor memory = allocate(like, ScalarType::Double, {kVerdict + sums + changes});
     double* at = mutable_data<double>(memory);
     const cuda::Scratch scratch{at + kVerdict, reinterpret_cast<Verdict*>(at), at + kVerdict + sums, plan.blocks};
     launch_(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
-    if (r.half) {
-      cuda::launch_pass<__half>(launch_, plan, r, scratch);
-    } else {
-      cuda::launch_pass<float>(launch_, plan, r, scratch);
-    }
+    launch_pass(plan, r, scratch);
     const int threads = cuda::renew_threads(r.n, launch_.multiprocessors());
     launch_.early(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
   }
 
   void refresh(const Round& r) const { launch_(cuda::refresh_kernel, r.n, 32, bytes(solve_scratch(r.m)), r); }
 
+  void update_sums(const Round& r, double* out, const Tensor& like) const {
+    const int64_t judges = judge_blocks(r);
+    const Tensor judged = allocate(like, ScalarType::Double, {kSums, judges});
+    cuda::launch_update_sums(launch_, judges, r, mutable_data<double>(judged), out);
+  }
+
+  void apply(const Round& r, const double* sums, Verdict* verdict, double* changes, const Tensor& like) const {
+    const auto plan = plan_pass(r);
+    const Tensor memory = allocate(like, ScalarType::Double, {plan.blocks, PassSums{r.n, r.m}.count()});
+    const cuda::Scratch scratch{nullptr, verdict, mutable_data<double>(memory), plan.blocks};
+    cuda::launch_decide(launch_, r, sums, verdict);
+    launch_pass(plan, r, scratch);
+    cuda::launch_collect(launch_, r, scratch, changes);
+  }
+
+  void renew(const Round& r, const Verdict* verdict, const double* changes) const {
+    cuda::launch_renew(launch_, r, verdict, changes);
+  }
+
  private:
+  static int64_t judge_blocks(const Round& r) {
+    const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
+    return wanted < 1 ? 1 : wanted < cuda::kJudgeBlocks ? wanted : cuda::kJudgeBlocks;
+  }
+
+  cuda::PassPlan plan_pass(const Round& r) const {
+    return r.half ? cuda::plan_pass<__half>(launch_, r) : cuda::plan_pass<float>(launch_, r);
+  }
+
+  void launch_pass(const cuda::PassPlan& plan, const Round& r, const cuda::Scratch& scratch) const {
+    if (r.half) return cuda::launch_pass<__half>(launch_, plan, r, scratch);
+    cuda::launch_pass<float>(launch_, plan, r, scratch);
+  }
+
   static int64_t bytes(int64_t doubles) { return doubles * static_cast<int64_t>(sizeof(double)); }
 
   cuda::Launcher launch_;

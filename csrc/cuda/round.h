@@ -5,7 +5,8 @@
 #include "../math/round.h"
 #include "launch.cuh"
 
-// What round.cu asks of the files that build the pass, one for each type that pairs are stored in.
+// What round.cu asks of other files: of those that build the pass, one for each type that pairs are stored in, and of
+// phases.cu.
 
 namespace secureafl::cuda {
 
@@ -27,5 +28,11 @@ template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r);
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch);
+
+// judged (kSums, blocks)   out, sums (kSums)   changes (PassSums::count)
+void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out);
+void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict);
+void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes);
+void launch_renew(const Launcher& launch, const Round& r, const Verdict* verdict, const double* changes);
 
 }  // namespace secureafl::cuda

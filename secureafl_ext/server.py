@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import asdict, dataclass
+from operator import index
 
 import torch
 from torch import Tensor
@@ -119,6 +120,17 @@ class SecureAFL:
         with self._lock:
             check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
             return self._rows[version % len(self._rows)].to(self.dtype)
+
+    @property
+    def lr(self) -> float:
+        return self.config.lr
+
+    def forget(self, client: int) -> None:
+        """As if the client had never come, so that another may have its number. Model and Q stay as they are."""
+        with self._lock:
+            if not 0 <= index(client) < self.clients:
+                raise ValueError(f"SecureAFL.forget: client must lie in 0..{self.clients - 1}, got {client}")
+            self._engine.forget(index(client))
 
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""

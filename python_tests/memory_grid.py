@@ -1,0 +1,69 @@
+"""A grid in memory, its nodes functions, its clock its own: for what no real federation can be made to do.
+
+A node's answer to a message is a list of (seconds it takes, content or error code).
+"""
+
+from itertools import count
+
+from flwr.app import Error, Message, Metadata
+
+ERROR_OF_LINK = 3  # what a SuperLink answers in place of a client whose ttl has passed
+
+
+class Clock:
+    """Stands in for the loop's `time`: sleeping is what makes it pass."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class MemoryGrid:
+    def __init__(self, nodes, clock, expires=True):
+        self.nodes, self.clock, self.expires = dict(nodes), clock, expires
+        self.ids, self.pushed, self.queue = count(), [], []
+        self.refused = set()  # nodes that no message is taken for
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        taken = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.refused:
+                continue  # as Flower's own in-memory grid does it: no word of it
+            identifier = f"message {next(self.ids)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            self.pushed.append((self.clock.now, node, message))
+            for seconds, answer in self.nodes[node](message):
+                self.queue.append((self.clock.now + seconds, self._reply(message, answer)))
+            if self.expires:
+                gone = self._reply(message, ERROR_OF_LINK, src=1)
+                self.queue.append((self.clock.now + message.metadata.ttl, gone))
+            taken.append(identifier)
+        return taken
+
+    def pull_messages(self, identifiers):
+        due = [(when, reply) for when, reply in self.queue if when <= self.clock.now and asked(reply, identifiers)]
+        for one in due:
+            self.queue.remove(one)
+        return [reply for _, reply in reversed(due)]
+
+    def _reply(self, message, answer, src=None):
+        body = {"error": Error(answer, f"code {answer}")} if isinstance(answer, int) else {"content": answer}
+        about = message.metadata
+        times = {"created_at": self.clock.now, "ttl": 1.0}
+        metadata = Metadata(
+            1, "", src or about.dst_node_id, 1, about.message_id, "", message_type=about.message_type, **times
+        )
+        return Message(metadata=metadata, **body)
+
+
+def asked(reply, identifiers):
+    return reply.metadata.reply_to_message_id in identifiers

@@ -72,13 +72,10 @@ class Deployment:
 
     def supernode(self, k: int) -> None:
         link = [f"--superlink=127.0.0.1:{self.port}", f"--root-certificates={self.folder}/ca.pem"]
-        mine = [
-            f"--auth-supernode-private-key={self.folder}/node-{k}",
-            "--host=127.0.0.1",
-            f"--port={self.port + 1 + k}",
-        ]
+        own = [f"--auth-supernode-private-key={self.folder}/node-{k}", *self.tls]
+        own += ["--host=127.0.0.1", f"--port={self.port + 1 + k}"]  # of what its own helpers talk to
         config = f"--node-config=partition-id={k} num-partitions={self.nodes}"
-        self.start(f"node-{k}", "flower-supernode", *link, *mine, *self.tls, config)
+        self.start(f"node-{k}", "flower-supernode", *link, *own, config)
 
     def start(self, name: str, *command: str) -> None:
         print("+", shlex.join(command), "&", flush=True)

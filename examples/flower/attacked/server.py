@@ -60,7 +60,7 @@ class Log:
     def __init__(self, out: Path, goes_on: bool):
         mode = "a" if goes_on else "w"
         names = "events.jsonl", "curve.csv"
-        self.events, self.curve = (open(out / name, mode) for name in names)  # noqa: SIM115 - __exit__ closes them
+        self.events, self.curve = (open(out / name, mode, 1) for name in names)  # noqa: SIM115 - closed below
         self.began = time.monotonic()
         self.said: dict[int, dict] = {}  # by node, what the client says of itself
         self.since = Counter()
@@ -83,8 +83,6 @@ class Log:
     def point(self, version: int, error: float) -> None:
         seconds = time.monotonic() - self.began
         self.curve.write(f"{version},{seconds:.2f},{error:.4f}\n")
-        for file in (self.events, self.curve):
-            file.flush()
         counts = ", ".join(f"{self.since[kind]} {kind}" for kind in COUNTED if self.since[kind])
         print(f"{version:5} updates  {seconds:6.1f} s  test error {error:.3f}  since then: {counts}", flush=True)
         self.since.clear()

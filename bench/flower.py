@@ -36,7 +36,7 @@ class Sizes:
 
 
 SIZES = {
-    "full": Sizes(20, (100_000, 1_000_000), (EMPTY, "async-sgd", "secureafl"), 200, 5),
+    "full": Sizes(20, (100_000, 1_000_000), (EMPTY, "async-sgd", "secureafl"), 200, 3),
     "quick": Sizes(20, (100_000,), (EMPTY, "secureafl"), 100, 3),
     "tiny": Sizes(4, (1_000,), (EMPTY, "secureafl"), 10, 1),
 }

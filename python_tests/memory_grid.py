@@ -42,23 +42,24 @@ class MemoryGrid:
             message.metadata.__dict__["_message_id"] = identifier
             self.pushed.append((self.clock.now, node, message))
             for seconds, answer in self.nodes[node](message):
-                self.queue.append((self.clock.now + seconds, self._reply(message, answer)))
+                self.queue.append(self._reply(message, answer, seconds))
             if self.expires:
-                gone = self._reply(message, ERROR_OF_LINK, src=1)
-                self.queue.append((self.clock.now + message.metadata.ttl, gone))
+                self.queue.append(self._reply(message, ERROR_OF_LINK, message.metadata.ttl, src=1))
             taken.append(identifier)
         return taken
 
     def pull_messages(self, identifiers):
-        due = [(when, reply) for when, reply in self.queue if when <= self.clock.now and asked(reply, identifiers)]
-        for one in due:
-            self.queue.remove(one)
-        return [reply for _, reply in reversed(due)]
+        """In no particular order, as Flower's."""
+        due = [
+            reply for reply in self.queue if reply.metadata.created_at <= self.clock.now and asked(reply, identifiers)
+        ]
+        self.queue = [reply for reply in self.queue if not any(reply is one for one in due)]
+        return due[::-1]
 
-    def _reply(self, message, answer, src=None):
+    def _reply(self, message, answer, seconds, src=None):
         body = {"error": Error(answer, f"code {answer}")} if isinstance(answer, int) else {"content": answer}
         about = message.metadata
-        times = {"created_at": self.clock.now, "ttl": 1.0}
+        times = {"created_at": self.clock.now + seconds, "ttl": 1.0}
         metadata = Metadata(
             1, "", src or about.dst_node_id, 1, about.message_id, "", message_type=about.message_type, **times
         )

@@ -99,6 +99,7 @@ class Loop:
         self.tally: dict[int | None, Counter[str]] = {}  # node -> how often what; None: all without a slot
         self.open: dict[str, Sent] = {}  # by message id
         self._pulled: list[Message] = []  # replies not yet looked at, the next one last
+        self._asked = -math.inf  # when they were asked for: what came by then is not late, however busy the server is
         self._due: dict[int, float] = {}  # nodes that are to get the model, and from when on
         self._failures: Counter[int] = Counter()  # in a row, by node
         self._waiting: set[int] = set()
@@ -200,15 +201,14 @@ class Loop:
     def _receive(self, updates: int) -> bool:
         """Whether anything came."""
         if self.open and not self._pulled:
+            self._asked = time.monotonic()
             replies = self.grid.pull_messages(list(self.open))
             self._pulled = sorted(replies, key=lambda reply: reply.metadata.created_at, reverse=True)
         answered = bool(self._pulled)
         while self._pulled and self.server.version < updates:
             self._take(self._pulled.pop())
             self._send_due()
-        now = time.monotonic()
-        overdue = [message for message, sent in self.open.items() if sent.deadline < now]
-        for message in overdue:
+        for message in [message for message, sent in self.open.items() if sent.deadline < self._asked]:
             sent = self.open.pop(message)
             self._tell("vanished", sent.node, f"no reply within {self.ttl:g} s")
             self._again_later(sent.node)
@@ -227,7 +227,7 @@ class Loop:
                 self._left(node, reason)
                 return
             self._tell(kind, node, reason)
-        elif time.monotonic() > sent.deadline:
+        elif self._asked > sent.deadline:
             self._tell("late", node, f"no reply within {self.ttl:g} s")
         else:
             try:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -78,7 +79,10 @@ class Log:
         self.since[event.kind] += 1
         if event.metrics:
             self.said[event.node] = dict(event.metrics)
-        self.events.write(json.dumps({**asdict(event), "seconds": round(time.monotonic() - self.began, 3)}) + "\n")
+        line = {**asdict(event), "seconds": round(time.monotonic() - self.began, 3)}
+        if math.isnan(event.factor):
+            line["factor"] = None  # JSON has no NaN
+        self.events.write(json.dumps(line) + "\n")
 
     def point(self, version: int, error: float) -> None:
         seconds = time.monotonic() - self.began

@@ -27,7 +27,7 @@ class MemoryGrid:
     def __init__(self, nodes, clock, expires=True):
         self.nodes, self.clock, self.expires = dict(nodes), clock, expires
         self.ids, self.pushed, self.queue = count(), [], []
-        self.refused = set()  # nodes that no message is taken for
+        self.refused, self.refusal = set(), []  # nodes that no message is taken for, and what is said instead of its id
 
     def get_node_ids(self):
         return list(self.nodes)
@@ -37,7 +37,8 @@ class MemoryGrid:
         for message in messages:
             node = message.metadata.dst_node_id
             if node in self.refused:
-                continue  # as Flower's own in-memory grid does it: no word of it
+                taken += self.refusal
+                continue
             identifier = f"message {next(self.ids)}"
             message.metadata.__dict__["_message_id"] = identifier
             self.pushed.append((self.clock.now, node, message))

@@ -270,9 +270,12 @@ def test_a_stale_reply_is_no_round(clock):
     assert one.tally[9]["accepted"] == 12
 
 
-def test_no_message_taken_is_noticed(clock):
+@pytest.mark.parametrize("refusal", [[], [""], [None]])
+def test_no_message_taken_is_noticed(clock, refusal):
+    """Flower's grid in memory says nothing of such a message, the other one has no id for it."""
     one, grid, events = start({9: honest(), 8: honest()}, clock)
     grid.refused.add(8)
+    grid.refusal = refusal
     one.run(10)
     assert kinds(events, 8)[:3] == ["joined", "unsent", "unsent"] and one.tally[9]["accepted"] == 10
     grid.refused.clear()

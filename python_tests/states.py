@@ -8,7 +8,7 @@ def identical(ours, theirs):
     ours, theirs = ours.state_dict(), theirs.state_dict()
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
+        torch.testing.assert_close(torch.as_tensor(ours[name]), torch.as_tensor(value), rtol=0, atol=0, equal_nan=True)
 
 
 def without_values(mode, *holders):

@@ -472,3 +472,20 @@ def peak(device):
 def resident(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def test_a_forgotten_client_is_a_new_one(device):
+    """Forgotten when its slots have gone round, so that the next pair must not land where the oldest one was."""
+    servers = pair(device, 12, 80)
+    arrivals = Arrivals(12, 80)
+    drive(servers, arrivals, 90)
+    forgotten = [int(k) for k in servers[1]._engine.oldest.nonzero()[:3, 0]]
+    assert forgotten
+    for server in servers:
+        for client in forgotten:
+            server.forget(client)
+        assert not server.seen[forgotten].any()
+    drive(servers, arrivals, 90)
+    plain, ours = (server.state_dict() for server in servers)
+    assert ours["seen"][forgotten].all() and torch.equal(ours["pairs"].cpu(), plain["pairs"])
+    assert relative_error(servers[1].model, servers[0].model) < 5e-3

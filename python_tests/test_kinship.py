@@ -305,6 +305,22 @@ def test_huge_and_zero_updates_leave_model_and_averages_finite(dtype, most, devi
     assert server.model.isfinite().all() and server.kinship.isfinite().all()
 
 
+def test_a_forgotten_client_is_nobodys_kin_and_starts_anew(device):
+    server, honest, spy = drive(make(device), uploads(fleet(), 500)), fleet()[0], HONEST + 1
+    assert spy in left_out(server)
+    before = server.kinship.clone()
+    server.forget(spy)
+    assert not server.kinship[spy].any() and not server.kinship[:, spy].any() and spy not in left_out(server)
+    others = torch.arange(CLIENTS, device=device) != spy
+    assert torch.equal(server.kinship[others][:, others], before[others][:, others])
+    drive(server, [(0, fleet()[0])])
+    assert not server.kinship[spy].any()
+    means = fleet()
+    means[spy] = honest  # another client has the number now
+    drive(server, uploads(means, 500, seed=2))
+    assert spy not in left_out(server) and HONEST in left_out(server)
+
+
 def test_words_for_what_there_is_not():
     with pytest.raises(ValueError, match="buckets must be 1 with rule='kinship', got 2"):
         make(buckets=2)

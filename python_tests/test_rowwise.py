@@ -503,3 +503,23 @@ def test_a_state_without_inner_products_is_refused():
 def test_enqueue_says_which_servers_take_it():
     with pytest.raises(ValueError, match=r"must be a fused one \(.*\) or have a row-wise rule, got another"):
         make(rule="median").enqueue(torch.tensor([0]), torch.ones(SIZE), torch.zeros(SIZE))
+
+
+@pytest.mark.parametrize("rule", ["centered_clip", "spectral", "krum", "geometric_median"])
+def test_a_forgotten_client_leaves_no_trace_in_the_products(rule):
+    """Against a server whose state never had its row."""
+    random = torch.Generator().manual_seed(1)
+    ours, clean = (SecureAFL(torch.zeros(9), 5, rule=rule, memory=0, max_staleness=40) for _ in range(2))
+    for k in range(20):
+        ours.submit(k % 5, torch.randn(9, generator=random), ours.version)
+    ours.forget(2)
+    state = ours.state_dict()
+    for name in ("last_updates", "last_models"):
+        state[name][2] = 0
+    state["products"][2], state["products"][:, 2] = 0, 0
+    clean.load_state_dict(state)
+    for k in (0, 1, 3, 2, 4, 2):
+        update = torch.randn(9, generator=random)
+        for server in (ours, clean):
+            server.submit(k, update, server.version)
+        assert torch.equal(ours.model, clean.model)

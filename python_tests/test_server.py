@@ -331,3 +331,23 @@ def test_a_round_is_captured_in_a_cuda_graph_and_waits_for_nothing():
     expected = twin.submit(2, update, 28)
     assert torch.equal(receipt.accepted, expected.accepted) and torch.equal(receipt.factor, expected.factor)
     assert torch.equal(server.model, twin.model)
+
+
+@pytest.mark.parametrize("name", ["paper", "no pairs", "as printed", "Variant I", "store accepted"])
+def test_a_forgotten_client_is_a_new_one(name, device):
+    server = make(device, **SETTINGS[name])
+    world = World()
+    slow, _ = drive(server, 60, world=world)
+    server.forget(3)
+    del slow.last[3]
+    slow.buffer[3] = []
+    assert server.seen.tolist() == [True, True, True, False, True, True]
+    _, flags = drive(server, 60, world=world, slow=slow)
+    assert all(ours == theirs for ours, theirs in flags) and server.seen.all()
+    assert relative_error(server.model, slow.model) < 1e-9
+
+
+def test_only_a_client_that_there_is_can_be_forgotten(device):
+    for client in (-1, CLIENTS):
+        with pytest.raises(ValueError, match=rf"SecureAFL.forget: client must lie in 0..{CLIENTS - 1}, got {client}"):
+            make(device).forget(client)

@@ -521,3 +521,57 @@ def test_settings_out_of_range_are_refused(name, settings, words):
 def test_starts_that_make_no_sense_are_refused(model, clients, lr, max_staleness, words):
     with pytest.raises(ValueError, match=words):
         make("kardam", model, clients, lr, max_staleness)
+
+
+@pytest.mark.parametrize("case", ["kardam", "kardam strict", "async-defender credible"])
+def test_a_forgotten_client_is_a_new_one(case):
+    name, settings, _ = CASES[case]
+    world = World()
+    server = make(name, torch.tensor(world.start), CLIENTS, LR, STALENESS, **settings)
+    twin = slow.SlowServer(SLOW[name](CLIENTS, **settings), world.start, LR)
+    world.models = twin.models
+    for i in range(90):
+        if i == 45:
+            server.forget(0)
+            twin_forgets(twin.rule)
+        client, update, version = world.next()
+        receipt = server.submit(client, torch.tensor(update), version)
+        accepted, factor, _ = twin.submit(client, update, version)
+        assert bool(receipt.accepted) == accepted
+        np.testing.assert_allclose(float(receipt.factor), factor, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(server.model.numpy(), twin.models[-1], rtol=1e-9, atol=1e-9)
+
+
+def twin_forgets(rule, client=0):
+    if isinstance(rule, slow.Kardam):
+        for memory in (rule.uploads, rule.lists):
+            memory.pop(client, None)
+        rule.ids = [-1 if i == client else i for i in rule.ids]
+    else:
+        rule.c[client] = 1.0
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_resumed_from_its_state_it_goes_on_bit_for_bit(name, device):
+    server, _, _ = drive(name, {}, rounds=45, device=device)
+    world = World(1)
+    start = torch.zeros(SIZE, dtype=F64, device=device)
+    again = make(name, start, CLIENTS, LR, STALENESS, world.trusted())
+    state = server.state_dict()
+    again.load_state_dict(state)
+    server.rule.trusted = getattr(again.rule, "trusted", None)
+    for _ in range(20):
+        client, update, _ = world.next()
+        for one in (server, again):
+            one.submit(client, torch.tensor(update, device=device), one.version)
+        assert again.version == server.version and torch.equal(again.model, server.model)
+    assert state["version"] == 45 and not torch.equal(state["models"], server.models)  # copies
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    server, _, _ = drive("kardam", {}, rounds=20)
+    before, other = server.state_dict(), drive("async-sgd", {}, rounds=20)[0].state_dict()
+    with pytest.raises(ValueError, match=r"kardam: rule.applied must be \(8,\) float64, got NoneType"):
+        server.load_state_dict(other)
+    for name, value in server.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(before[name]))

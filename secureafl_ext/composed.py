@@ -58,6 +58,11 @@ class Composed:
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
         return accepted, factor, reason
 
+    def forget(self, client: int) -> None:
+        self.history.forget(client)
+        if self.rows:
+            self.rows.forget(client)
+
     @property
     def seen(self) -> Tensor:
         return self.history.seen

@@ -68,6 +68,11 @@ class Fused:
             result += weights[:, j] * self.slots[:, j]
         return self._untiled(result * self.seen[:, None])
 
+    def forget(self, client: int) -> None:
+        """Without these nothing else of a client is ever read."""
+        for rows in (self.seen, self.pairs, self.oldest):
+            rows[client] = 0
+
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
         return update, model

@@ -36,6 +36,14 @@ class RowWise:
         own = {"products": self.products, "centre": self.centre, "rounds": self.rounds}
         return {**own, **(self.kinship.tensors() if self.kinship else {})}
 
+    def forget(self, client: int) -> None:
+        tables = [self.products]
+        if self.kinship:
+            self.kinship.met[client] = 0
+            tables.append(self.kinship.means)
+        for table in tables:
+            table[client] = table[:, client] = 0
+
     def aggregate(
         self, client: Tensor, update: Tensor, model: Tensor, taken: Tensor, stored: Tensor, history: History
     ) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import asdict
+from operator import index
 from pathlib import Path
 
 import torch
@@ -22,8 +23,9 @@ class SecureAFL:
     The other settings are those of Config. Safe to call from several threads: one lock, order of arrival.
 
     process_group: the coordinates are split over its ranks, in their order; each has its slice of the model and of
-    every update (`shard` gives it). All ranks make the same calls in the same order; construction, submit, estimates,
-    state_dict, load_state_dict, save and load are collective: they wait for all, and an error on one is one on all.
+    every update (`shard` gives it). All ranks make the same calls in the same order; construction, submit, forget,
+    estimates, state_dict, load_state_dict, save and load are collective: they wait for all, and an error on one is one
+    on all.
     """
 
     def __init__(
@@ -125,6 +127,19 @@ class SecureAFL:
         with self._lock:
             check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
             return self._rows[version % len(self._rows)].to(self.dtype)
+
+    @property
+    def lr(self) -> float:
+        return self.config.lr
+
+    def forget(self, client: int) -> None:
+        """As if the client had never come, so that another may have its number. Model and Q stay as they are."""
+        with self._lock:
+            with self._telling:
+                if not 0 <= index(client) < self.clients:
+                    raise ValueError(f"SecureAFL.forget: client must lie in 0..{self.clients - 1}, got {client}")
+            self._meet("forget", {"client": index(client), "version": self.version})
+            self._engine.forget(index(client))
 
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""

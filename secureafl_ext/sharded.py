@@ -14,7 +14,7 @@ from .config import Config
 from .fused import Fused
 
 # What ranks do together. One that was called with a mistake, or failed before it changed anything, does the last.
-CALLS = ("SecureAFL", "submit", "estimates", "state_dict", "load_state_dict", "save", "refuse")
+CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse")
 PLACES = 4  # numbers that each rank tells the others: its call, and up to three facts that must be the same on all
 SLICED = ("models", "last_updates", "last_models", "dw", "dg")  # of a state; the rest of it is the same on all ranks
 JUDGED = 5  # sums over an update that its verdict depends on (csrc/math/verdict.h)

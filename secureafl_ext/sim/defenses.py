@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..refusals import check, check_kept, check_start
+from ..refusals import check, check_kept, check_start, describe
 from ..server import Receipt, SecureAFL, stale
 from .kardam import Kardam
 from .rules import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, keywords, need
@@ -22,7 +22,10 @@ class Server(Protocol):
     """What the loop knows of a defense."""
 
     version: int
+    clients: int
 
+    @property
+    def lr(self) -> float: ...
     @property
     def model(self) -> Tensor: ...
     @property
@@ -31,6 +34,9 @@ class Server(Protocol):
     def capturable(self) -> bool: ...  # whether `enqueue` exists
     def model_at(self, version: int) -> Tensor: ...
     def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...
+    def forget(self, client: int) -> None: ...
+    def state_dict(self) -> dict[str, Tensor | int]: ...
+    def load_state_dict(self, state: dict[str, Tensor | int]) -> None: ...
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:
         """`submit` for a CUDA graph, by tensors: client (1) int64, update and trained_on (d), staleness () float64."""
@@ -88,6 +94,30 @@ class Guarded:
         factor = torch.where(finite, factor, torch.nan)
         reason = torch.where(finite, reason, len(self._words) - 1)
         return Receipt(accepted, factor, None, self.version, reason, self._words)
+
+    def forget(self, client: int) -> None:
+        """As if the client had never come, so that another may have its number."""
+        if hasattr(self.rule, "forget"):
+            self.rule.forget(client)
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """All that a round depends on: copies of the models and of what the rule remembers, which is tensors."""
+        return {**{name: tensor.clone() for name, tensor in self._tensors().items()}, "version": self.version}
+
+    def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
+        """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
+        tensors = self._tensors()
+        for name, tensor in tensors.items():
+            got = state.get(name)
+            if not isinstance(got, Tensor) or got.shape != tensor.shape or got.dtype != tensor.dtype:
+                raise ValueError(f"{self.name}: {name} must be {describe(tensor)}, got {describe(got)}")
+        self.version = int(state["version"])
+        for name, tensor in tensors.items():
+            tensor.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        remembered = {f"rule.{key}": value for key, value in vars(self.rule).items() if isinstance(value, Tensor)}
+        return {"models": self.models, **remembered}
 
     capturable = True
 

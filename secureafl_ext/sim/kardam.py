@@ -79,6 +79,11 @@ class Kardam:
         damped = arrival.update * DAMPENING[self.dampening](arrival.staleness, self.decay)
         return Verdict(damped, accepted, factor, reason)
 
+    def forget(self, client: int) -> None:
+        self.seen[client], self.pushed[client] = False, 0
+        self.coefficients[client] = -torch.inf
+        self.recent[self.recent == client] = -1
+
     def _learn(self, arrival: Arrival) -> None:
         """The client's own coefficient. An upload at a model equal to its last one is ignored, as in the original."""
         i, update, trained_on = arrival.client, arrival.update, arrival.trained_on

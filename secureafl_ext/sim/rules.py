@@ -41,6 +41,8 @@ class Rule(Protocol):
 
     def judge(self, arrival: Arrival) -> Verdict: ...
 
+    # Those that hold something against a client, or for it, also have forget(client): another gets its number.
+
 
 class AsyncSGD:
     """Every update is a step. The paper cites the delay-compensated variant but describes this one."""
@@ -181,6 +183,9 @@ class AsyncDefender:
         self.taken += arrival.finite
         self._remember(step, length.clamp(max=self.max_norm), accepted)
         return Verdict(step, accepted, alike, torch.where(accepted, warm.long(), 2))
+
+    def forget(self, client: int) -> None:
+        self.credible[client] = 1
 
     def _remember(self, step: Tensor, length: Tensor, accepted: Tensor) -> None:
         """Lengths before the cap, or their mean could only fall; at most max_norm, or one update could lift it."""

@@ -1,0 +1,119 @@
+"""The asynchronous server: Loop does the work, the rest of this file looks on."""
+
+import csv
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from secureafl_ext.flower import Event, Layout, Loop
+from secureafl_ext.sim.defenses import DEFENSES, make
+
+from . import task
+
+app = ServerApp()
+COUNTED = ("accepted", "rejected", "stale", "failed", "garbage", "vanished", "late", "twice", "left")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    run = context.run_config
+    out = Path(str(run["out"])).expanduser().resolve() / str(run["defense"])
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "server.safetensors"
+    if not run["resume"]:
+        file.unlink(missing_ok=True)
+
+    state = task.start()
+    layout = Layout(state)
+    trusted = task.trusted() if DEFENSES[run["defense"]].needs_trusted else None
+    flat = layout.flatten(state)
+    server = make(run["defense"], flat, run["capacity"], run["lr"], run["max-staleness"], trusted)
+    with Log(out, file.exists()) as log:
+        loop = Loop(
+            grid,
+            server,
+            layout,
+            ttl=run["ttl"],
+            patience=run["patience"],
+            watch=log.event,
+            checkpoint=file,
+            every=run["checkpoint-every"],
+        )
+        print(f"{run['defense']} at version {server.version}, room for {run['capacity']} clients", flush=True)
+        stretch = -(-run["updates"] // run["evaluations"])
+        while server.version < run["updates"]:
+            loop.run(min(run["updates"], server.version - server.version % stretch + stretch))
+            log.point(server.version, task.error(server.model))
+        log.table(loop)
+    draw(out.parent)
+    print(f"curve, events and checkpoint: {out}; all curves: {out.parent / 'curves.png'}", flush=True)
+
+
+class Log:
+    """What the run leaves: curve.csv, events.jsonl, and what is printed."""
+
+    def __init__(self, out: Path, goes_on: bool):
+        mode = "a" if goes_on else "w"
+        names = "events.jsonl", "curve.csv"
+        self.events, self.curve = (open(out / name, mode, 1) for name in names)  # noqa: SIM115 - closed below
+        self.began = time.monotonic()
+        self.said: dict[int, dict] = {}  # by node, what the client says of itself
+        self.since = Counter()
+        if not goes_on:
+            self.curve.write("updates,seconds,error\n")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.events.close()
+        self.curve.close()
+
+    def event(self, event: Event) -> None:
+        self.since[event.kind] += 1
+        if event.metrics:
+            self.said[event.node] = dict(event.metrics)
+        line = {**asdict(event), "seconds": round(time.monotonic() - self.began, 3)}
+        if math.isnan(event.factor):
+            line["factor"] = None  # JSON has no NaN
+        self.events.write(json.dumps(line) + "\n")
+
+    def point(self, version: int, error: float) -> None:
+        seconds = time.monotonic() - self.began
+        self.curve.write(f"{version},{seconds:.2f},{error:.4f}\n")
+        counts = ", ".join(f"{self.since[kind]} {kind}" for kind in COUNTED if self.since[kind])
+        print(f"{version:5} updates  {seconds:6.1f} s  test error {error:.3f}  since then: {counts}", flush=True)
+        self.since.clear()
+
+    def table(self, loop: Loop) -> None:
+        """Every client, what it says that it is, and what became of its replies."""
+        kinds = [kind for kind in COUNTED if loop.totals()[kind]]
+        print(f"{'client':>8} {'is':>10} " + " ".join(f"{kind:>9}" for kind in kinds))
+        nodes = [node for node in loop.tally if node is not None]
+        for node in sorted(nodes, key=lambda node: self.said.get(node, {}).get("client", -1)):
+            said = self.said.get(node, {})
+            is_ = {0: "honest", 1: "malicious"}.get(said.get("malicious"), "unknown")
+            counts = " ".join(f"{loop.tally[node][kind]:9}" for kind in kinds)
+            print(f"{said.get('client', '?'):>8} {is_:>10} {counts}")
+
+
+def draw(folder: Path) -> None:
+    """Every defense that has run, in one picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    panel = figure.subplots()
+    for file in sorted(folder.glob("*/curve.csv")):
+        with open(file, newline="") as rows:
+            points = [(int(row["updates"]), float(row["error"])) for row in csv.DictReader(rows)]
+        panel.plot(*zip(*points, strict=True), "o-", markersize=3, label=file.parent.name)
+    panel.set(xlabel="updates", ylabel="test error", ylim=(0, 1))
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(folder / "curves.png", dpi=120)

@@ -1,0 +1,447 @@
+"""The loop's bookkeeping on a grid in memory; test_flower_app runs it on Flower itself."""
+
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from memory_grid import Clock, MemoryGrid
+from states import identical
+
+from secureafl_ext import SecureAFL
+from secureafl_ext.flower import KINDS, Layout, Loop, loop
+from secureafl_ext.flower.slots import Slots
+from secureafl_ext.sim.defenses import DEFENSES, Trusted, make
+
+LR = 0.1
+START = {"w": torch.zeros(4, 3), "count": torch.tensor(5), "b": torch.zeros(2)}
+GOAL = torch.linspace(-1, 1, 14)  # where honest clients want the model
+
+
+@pytest.fixture(autouse=True)
+def in_a_run(monkeypatch):
+    """Flower's messages ask which run they are made in."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    return clock
+
+
+def trained(message, gradient):
+    """A client's reply: its model one step on."""
+    layout = Layout(START)
+    model = layout.read(message.content["arrays"])
+    return RecordDict({"arrays": layout.write(model - message.content["config"]["lr"] * gradient(model))})
+
+
+def honest(seconds=1.0, noise=0.0, seed=0):
+    random = torch.Generator().manual_seed(seed)
+
+    def answer(message):
+        def gradient(model):
+            return model - GOAL + noise * torch.randn(14, generator=random)
+
+        return [(seconds, trained(message, gradient))]
+
+    return answer
+
+
+def says(content, seconds=1.0):
+    """The same answer to everything."""
+    return lambda message: [(seconds, content)]
+
+
+def server(clients=3, **settings):
+    return SecureAFL(Layout(START).flatten(START), clients, lr=LR, **{"max_staleness": 50, "quantile": 1.0, **settings})
+
+
+def start(nodes, clock, judge=None, **settings):
+    """A loop, its grid and the list that its events go to."""
+    events = []
+    grid = MemoryGrid(nodes, clock, **{"expires": settings.pop("expires")} if "expires" in settings else {})
+    settings = {"ttl": 30.0, "watch": events.append, **settings}
+    return Loop(grid, judge or server(), Layout(START), **settings), grid, events
+
+
+def kinds(events, node):
+    return [event.kind for event in events if event.node == node]
+
+
+def test_the_model_of_an_honest_fleet_reaches_its_goal(clock):
+    one, _, events = start({9: honest(1.0), 8: honest(1.7), 7: honest(2.9)}, clock)
+    one.run(150)
+    assert one.server.version == 150
+    assert torch.allclose(one.server.model, GOAL, atol=1e-3)
+    assert torch.allclose(one.state_dict()["w"].flatten(), GOAL[:12], atol=1e-3) and one.state_dict()["count"] == 5
+    assert Counter(event.kind for event in events) == one.totals() == {"joined": 3, "accepted": 150}
+    assert one.tally[9]["accepted"] > one.tally[8]["accepted"] > one.tally[7]["accepted"]  # nobody waits for the slow
+
+
+def test_each_reply_is_a_round_of_the_server_in_order_of_arrival(clock):
+    """The same updates given to a server by hand: models agree bit for bit."""
+    one, grid, events = start({9: honest(1.0, 0.1, 1), 8: honest(1.6, 0.1, 2)}, clock, server(quantile=0.5))
+    one.run(20)
+    assert one.totals()["rejected"] > 2
+    again = server(quantile=0.5)
+    slots = {9: 0, 8: 1}
+    clients = {9: honest(noise=0.1, seed=1), 8: honest(noise=0.1, seed=2)}
+    answers = {9: [], 8: []}
+    for _, node, message in grid.pushed:
+        answers[node].append((message, clients[node](message)[0][1]))
+    for event in events:
+        if event.kind in ("accepted", "rejected"):
+            message, content = answers[event.node].pop(0)
+            version = message.content["config"]["version"]
+            update = (again.model_at(version) - one.layout.read(content["arrays"])) / LR
+            receipt = again.submit(slots[event.node], update, version)
+            assert bool(receipt.accepted) == (event.kind == "accepted")
+            assert (receipt.staleness, receipt.version) == (event.staleness, event.version)
+            assert receipt.reason == event.reason
+            assert float(receipt.factor) == event.factor or math.isnan(event.factor)
+    identical(again, one.server)
+
+
+def test_who_answers_gets_the_new_model_at_once(clock):
+    """Two replies in one pull: the first client's next message must not wait for the second's verdict."""
+    one, grid, events = start({9: honest(1.0), 8: honest(1.0)}, clock)
+    one.run(2)
+    assert [message.content["config"]["version"] for _, _, message in grid.pushed[:3]] == [0, 0, 1]
+    later = grid.pushed[2][2].content["arrays"]
+    assert torch.equal(one.layout.read(later), one.server.model_at(1))
+    assert [event.version for event in events if event.kind == "accepted"] == [1, 2]
+
+
+def test_replies_of_one_pull_are_taken_in_the_order_in_which_they_were_made(clock):
+    """Whichever way round the grid hands them out."""
+    nodes = {9: honest(1.05), 8: honest(1.07), 7: honest(1.06)}
+    for order in ((9, 8, 7), (8, 7, 9)):
+        one, _, events = start({node: nodes[node] for node in order}, clock)
+        one.run(3)
+        assert [event.node for event in events if event.kind == "accepted"] == [9, 7, 8]
+
+
+def test_a_run_in_stretches_loses_no_reply(clock):
+    """Both replies come in one pull, and only one belongs to the first stretch."""
+    one, grid, _ = start({9: honest(1.0), 8: honest(1.0)}, clock)
+    one.run(1)
+    assert one.server.version == 1
+    one.run(2)
+    assert one.totals() == {"joined": 2, "accepted": 2} and len(grid.pushed) == 4
+
+
+def test_metrics_and_the_clients_number_are_handed_on(clock):
+    def answer(message):
+        [(seconds, content)] = honest()(message)
+        content["metrics"] = MetricRecord({"loss": 0.5})
+        return [(seconds, content)]
+
+    one, _, events = start({9: answer}, clock)
+    one.run(1)
+    assert events[-1].metrics == {"loss": 0.5} and events[-1].slot == 0
+    assert set(one.totals()) < set(KINDS)
+
+
+def layout_with(w=None, **others):
+    arrays = {"w": np.zeros((4, 3), np.float32) if w is None else w, "b": np.zeros(2, np.float32), **others}
+    return RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in arrays.items() if v is not False})})
+
+
+BROKEN = {
+    "wrong shape": (layout_with(np.zeros((3, 4), np.float32)), "garbage", r"w must be \(4, 3\)"),
+    "wrong dtype": (layout_with(np.zeros((4, 3))), "garbage", "float64"),
+    "missing entry": (layout_with(b=False), "garbage", "missing: b"),
+    "unknown entry": (layout_with(c=np.zeros(1, np.float32)), "garbage", "unknown: 1"),
+    "no record": (RecordDict(), "garbage", "one ArrayRecord, got 0"),
+    "two records": (RecordDict({"a": ArrayRecord(), "b": ArrayRecord()}), "garbage", "got 2"),
+    "an exception": (2, "failed", "code 2"),
+    "a crash": (8, "failed", "code 8"),
+    "an expired reply": (4, "late", "code 4"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_client_is_counted_reported_and_survived(clock, name):
+    answer, kind, words = BROKEN[name]
+    one, grid, events = start({9: honest(), 666: says(answer)}, clock)
+    one.run(40)
+    bad = [event for event in events if event.node == 666]
+    assert [event.kind for event in bad] == ["joined"] + [kind] * (len(bad) - 1) and len(bad) > 3
+    assert re.search(words, bad[1].reason)
+    assert one.tally[9]["accepted"] == 40 and not one.server.seen[1]
+    times = [when for when, node, _ in grid.pushed if node == 666]
+    waits = np.diff(times)
+    assert (np.diff(waits) > 0).all()  # it is asked ever more rarely, so that it cannot keep the server busy
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
+def test_what_is_not_finite_is_a_rejected_round(clock, value):
+    poison = layout_with(np.full((4, 3), value, np.float32))
+    one, _, events = start({9: honest(), 666: says(poison)}, clock)
+    one.run(40)
+    verdicts = [event for event in events if event.node == 666 and event.kind != "joined"]
+    assert {(event.kind, event.reason) for event in verdicts} == {("rejected", "rejected: not finite")}
+    assert one.server.model.isfinite().all() and torch.allclose(one.server.model, GOAL, atol=0.2)
+
+
+def test_a_client_that_recovers_is_no_longer_made_to_wait(clock):
+    answers = iter([2, 2, 2, None, 2])
+
+    def shaky(message):
+        code = next(answers, None)
+        return honest()(message) if code is None else [(1.0, code)]
+
+    one, grid, events = start({9: shaky}, clock)
+    one.run(5)
+    assert kinds(events, 9) == ["joined", *["failed"] * 3, "accepted", "failed", *["accepted"] * 4]
+    waits = np.diff([when for when, _, _ in grid.pushed])
+    assert waits[2] > 1.3 and waits[3:].max() < 1.3  # after the second breakdown as short as after the first
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_who_vanishes_is_noticed_when_its_ttl_has_passed(clock, expires):
+    """Whether the grid says so, as Flower's do, or nothing ever comes."""
+    one, grid, events = start({9: honest(), 666: lambda message: []}, clock, ttl=5.0, expires=expires)
+    one.run(60)
+    assert kinds(events, 666)[:3] == ["joined", "vanished", "vanished"]
+    assert 666 not in {sent.node for sent in one.open.values() if sent.deadline < clock.now}
+    assert one.tally[9]["accepted"] == 60
+    first, second = [when for when, node, _ in grid.pushed if node == 666][:2]
+    assert 5.0 <= second - first < 6.0
+
+
+def test_a_reply_after_its_ttl_is_dropped(clock):
+    """One that arrives in the same pull in which its time is over, and then one that nobody asks for any more."""
+    late = MemoryGrid({}, clock, expires=False)
+    one, _, events = start({}, clock, ttl=5.0)
+    one.grid = late
+    late.nodes = {9: honest(5.001)}
+    clock_sleep, clock.sleep = clock.sleep, lambda seconds: clock_sleep(6.0 if one.open else seconds)
+    one.patience = 20.0
+    with pytest.raises(TimeoutError, match="no round for 20 s at version 0; 1 nodes are here"):
+        one.run(1)
+    assert kinds(events, 9)[:2] == ["joined", "late"] and one.server.version == 0
+
+
+def test_a_reply_in_time_is_not_late_because_the_server_was_busy(clock):
+    """Both are pulled at once; between the two stretches somebody evaluates the model for longer than the ttl."""
+    one, _, events = start({9: honest(1.0), 8: honest(1.0)}, clock, ttl=5.0)
+    one.run(1)
+    clock.sleep(100.0)
+    one.run(2)
+    assert [event.kind for event in events] == ["joined", "joined", "accepted", "accepted"]
+
+
+def test_a_second_reply_is_dropped(clock):
+    """A grid that hands out replies nobody asked for, again and again."""
+
+    def twice(message):
+        return honest()(message) * 2
+
+    one, grid, events = start({9: honest(1.3), 8: twice}, clock)
+    grid.pull_messages = lambda identifiers: MemoryGrid.pull_messages(grid, Everything())
+    one.run(12)
+    assert kinds(events, 8)[:4] == ["joined", "accepted", "twice", "accepted"]
+    judged = [event for event in events if event.kind in ("accepted", "rejected")]
+    assert len(judged) == one.server.version == 12
+
+
+class Everything:
+    def __contains__(self, _):
+        return True
+
+
+def test_a_stale_reply_is_no_round(clock):
+    one, _, events = start({9: honest(1.0), 8: honest(10.0)}, clock, server(max_staleness=3))
+    one.run(12)
+    slow = [event for event in events if event.node == 8]
+    assert slow[1].kind == "stale" and slow[1].reason.startswith("stale: version 0, the server keeps")
+    assert one.tally[9]["accepted"] == 12
+
+
+@pytest.mark.parametrize("refusal", [[], [""], [None]])
+def test_no_message_taken_is_noticed(clock, refusal):
+    """Flower's grid in memory says nothing of such a message, the other one has no id for it."""
+    one, grid, events = start({9: honest(), 8: honest()}, clock)
+    grid.refused.add(8)
+    grid.refusal = refusal
+    one.run(10)
+    assert kinds(events, 8)[:3] == ["joined", "unsent", "unsent"] and one.tally[9]["accepted"] == 10
+    grid.refused.clear()
+    one.run(20)
+    assert one.tally[8]["accepted"] > 0
+
+
+def test_clients_join_and_leave_and_come_back(clock):
+    one, grid, events = start({9: honest(), 8: honest()}, clock)
+    one.run(6)
+    del grid.nodes[8]
+    one.run(12)
+    assert kinds(events, 8)[-1] == "left" and all(sent.node != 8 for sent in one.open.values())
+    grid.nodes |= {8: honest(), 7: honest()}
+    one.run(30)
+    assert kinds(events, 8).count("joined") == 2 and one.slots.of == {9: 0, 8: 1, 7: 2}
+    assert "accepted" in kinds(events, 7) and one.server.seen.tolist() == [True] * 3
+    after = [event for event in events if event.node == 8]
+    back = max(i for i, event in enumerate(after) if event.kind == "joined")
+    assert after[back + 1].reason != "accepted: first contact"  # it is known
+
+
+def test_an_error_reply_that_the_node_is_gone_counts_as_leaving(clock):
+    one, grid, events = start({9: honest(), 8: says(5)}, clock)
+    one.run(2)
+    assert kinds(events, 8)[:2] == ["joined", "left"] and events[-1].slot is not None
+    del grid.nodes[8]
+    one.run(8)
+    assert kinds(events, 8).count("left") <= 3 and one.tally[9]["accepted"] == 8
+
+
+def test_with_all_slots_taken_a_newcomer_waits_for_one_who_leaves(clock):
+    one, grid, events = start({9: honest(), 8: honest(), 7: honest()}, clock, server(clients=2))
+    one.run(10)
+    assert kinds(events, 7) == ["waiting"]
+    assert "all 2 slots are taken" in next(event.reason for event in events if event.node == 7)
+    del grid.nodes[9]
+    one.run(20)
+    assert kinds(events, 7)[:2] == ["waiting", "joined"] and one.slots.of == {8: 1, 7: 0}
+    mine = [event for event in events if event.node == 7][1:]
+    assert mine[0].reason == "in the place of node 9, which is forgotten"
+    assert mine[1].reason == "accepted: first contact"  # what was known of node 9 is not held against it
+    assert 9 not in one.tally and one.tally[None]["accepted"] > 0
+    grid.nodes[9] = honest()
+    one.run(25)
+    assert kinds(events, 9)[-1] == "waiting"
+
+
+def test_the_longest_away_loses_its_slot_first():
+    slots = Slots(3)
+    assert [slots.admit(node) for node in (1, 2, 3)] == [(0, None), (1, None), (2, None)]
+    assert slots.admit(4) is None
+    slots.leave(2)
+    slots.leave(1)
+    assert slots.admit(2) == (1, None)  # back before anybody needed it
+    slots.leave(2)
+    assert slots.admit(4) == (0, 1) and slots.admit(5) == (1, 2) and slots.admit(6) is None
+    assert slots.of == {3: 2, 4: 0, 5: 1} and sorted(slots.present) == [3, 4, 5]
+
+
+def test_without_clients_it_gives_up_and_says_what_it_saw(clock):
+    one, _, _ = start({}, clock, patience=7.0)
+    with pytest.raises(TimeoutError, match="no round for 7 s at version 0; 0 nodes are here, 0 messages open"):
+        one.run(1)
+    assert 7.0 < clock.now < 8.0
+
+
+def test_it_asks_less_often_while_nothing_comes(clock):
+    asked = []
+    one, grid, _ = start({9: honest(20.0)}, clock)
+    pull = grid.pull_messages
+    grid.pull_messages = lambda identifiers: asked.append(clock.now) or pull(identifiers)
+    one.run(1)
+    assert 200 < len(asked) < 230  # ten times a second
+
+
+def test_killed_and_resumed_goes_on_with_the_same_state(clock, tmp_path):
+    path = tmp_path / "loop.safetensors"
+    fleet = {2**63 + 9: honest(1.0, 0.1, 1), 8: honest(1.6, 0.1, 2), 7: says(2)}
+    one, _, _ = start(fleet, clock, checkpoint=path, every=10)
+    with pytest.raises(KeyboardInterrupt):
+        one.watch = lambda event: interrupt() if event.version == 27 else None
+        one.run(100)
+    again, _, events = start(fleet, clock, checkpoint=path, every=10)
+    assert again.server.version == 20  # of 27 rounds, the last whole ten
+    assert again.slots.of == one.slots.of == {2**63 + 9: 0, 8: 1, 7: 2}
+    assert again.totals()["accepted"] + again.totals()["rejected"] == 20
+    assert torch.equal(again.server.model, one.server.model_at(20))
+    again.run(40)
+    back = [event for event in events if event.node == 8 and event.kind != "joined"]
+    assert back[0].reason != "accepted: first contact" and again.server.version == 40
+    final, _, _ = start(fleet, clock, checkpoint=path)
+    identical(final.server, again.server)
+    assert final.server.version == 40 and final.tally == again.tally
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_after_a_resume_slots_of_nodes_that_do_not_come_back_are_given_away(clock, tmp_path):
+    path = tmp_path / "loop.safetensors"
+    one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock, checkpoint=path)
+    one.run(9)
+    again, _, events = start({9: honest(), 5: honest(), 4: honest()}, clock, checkpoint=path)
+    again.run(30)
+    assert again.slots.of == {9: 0, 5: 1, 4: 2}
+    assert next(event for event in events if event.node == 9 and event.kind != "joined").reason == "accepted"
+    assert "first contact" in next(event for event in events if event.node == 5 and event.kind != "joined").reason
+
+
+def test_carried_buffers_are_in_the_checkpoint(clock, tmp_path):
+    path = tmp_path / "loop.safetensors"
+    one, _, _ = start({9: honest()}, clock, checkpoint=path)
+    one.layout.carried["count"].fill_(11)
+    one.run(1)
+    again, grid, _ = start({9: honest()}, clock, checkpoint=path)
+    assert again.state_dict()["count"] == 11
+    again.run(2)
+    assert grid.pushed[0][2].content["arrays"]["count"].numpy() == 11
+
+
+def test_a_file_that_does_not_fit_is_refused(clock, tmp_path):
+    path = tmp_path / "loop.safetensors"
+    server().save(path)
+    with pytest.raises(ValueError, match="must be a checkpoint of a loop with this layout, got another file"):
+        start({}, clock, checkpoint=path)
+    one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock, checkpoint=tmp_path / "other")
+    one.run(3)
+    with pytest.raises(ValueError, match="has 3 slots in use, the server 2 clients"):
+        start({}, clock, server(clients=2), checkpoint=tmp_path / "other")
+
+
+TRUSTED = Trusted(lambda model: model - GOAL, lambda model: (torch.tensor(1.0), torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_every_defense_can_be_the_server_and_resumes(clock, tmp_path, name):
+    def judge():
+        trusted = TRUSTED if DEFENSES[name].needs_trusted else None
+        return make(name, Layout(START).flatten(START), 4, LR, 50, trusted)
+
+    path = tmp_path / "loop.safetensors"
+    fleet = {9: honest(1.0, 0.1), 8: honest(1.3, 0.1), 7: honest(1.9, 0.1), 6: honest(2.3, 0.1)}
+    one, _, _ = start(fleet, clock, judge(), checkpoint=path)
+    one.run(120)
+    assert one.server.version == 120 and (one.server.model - GOAL).norm() < 0.5 * GOAL.norm()
+    again, _, _ = start(fleet, clock, judge(), checkpoint=path)
+    identical(again.server, one.server)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ttl": 0.0}, "Loop: ttl must be positive, got 0.0"),
+        ({"patience": -1.0}, "Loop: patience must be positive, got -1.0"),
+        ({"every": 0}, "Loop: every must be positive, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(clock, settings, words):
+    with pytest.raises(ValueError, match=words):
+        start({}, clock, **settings)
+
+
+def test_a_server_that_does_not_fit_is_refused(clock):
+    with pytest.raises(ValueError, match=r"Loop: server must have a model of the layout's \(14,\).*got \(13,\)"):
+        start({}, clock, SecureAFL(torch.zeros(13), 2))
+    with pytest.raises(ValueError, match=r"Loop: server.lr must be positive, got 0"):
+        start({}, clock, SecureAFL(torch.zeros(14), 2, lr=0.0))

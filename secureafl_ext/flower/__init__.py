@@ -1,0 +1,11 @@
+"""SecureAFL as an asynchronous Flower server: `Loop` in a ServerApp, and any ordinary ClientApp that trains."""
+
+try:
+    import flwr as _flwr  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("secureafl_ext.flower needs Flower: pip install 'secureafl_ext[flower]'") from missing
+
+from .layout import GarbageError, Layout
+from .loop import KINDS, Event, Loop
+
+__all__ = ["KINDS", "Event", "GarbageError", "Layout", "Loop"]

@@ -23,14 +23,19 @@ def test_page_shows_what_runs(name):
 def engine(name: str):
     install = f"in an environment of its own: pip install -r examples/embedding/{name}.txt . pytest"
     absent = pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}, {install}")
-    return pytest.param(f"{name}_run.py", marks=[pytest.mark.slow, absent], id=name)
+    return pytest.param(f"{name}_run.py", 10, marks=[pytest.mark.slow, absent], id=name)
 
 
-@pytest.mark.parametrize("script", [pytest.param("plain.py", id="plain"), engine("nvflare"), engine("appfl")])
-def test_a_malicious_client_is_withstood(script, tmp_path):
+PLAIN = pytest.param("plain.py", 0, id="plain")
+
+
+@pytest.mark.parametrize("script, greeted", [PLAIN, engine("nvflare"), engine("appfl")])
+def test_a_malicious_client_is_withstood(script, greeted, tmp_path):
+    """greeted: how often the log tells of a first contact, once per client and run"""
     command = [sys.executable, EXAMPLES / script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     errors = re.search(r"^error with SecureAFL ([\d.]+), without ([\d.]+)", done.stdout, re.MULTILINE)
     defended, undefended = map(float, errors.groups())
-    assert defended < 0.35 and undefended > 0.8
+    assert defended < 0.27 and undefended > 0.8
+    assert (done.stdout + done.stderr).count("accepted: first contact") == greeted

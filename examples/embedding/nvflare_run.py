@@ -31,5 +31,5 @@ def run(rounds: int, settings: dict) -> float:
 
 
 if __name__ == "__main__":
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     print(f"error with SecureAFL {run(rounds, {}):.3f}, without {run(rounds, UNDEFENDED):.3f}")

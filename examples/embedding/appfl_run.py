@@ -6,7 +6,7 @@ from pathlib import Path
 import appfl_aggregator  # noqa: F401 - makes SecureAFLAggregator known
 from appfl.agent import SimClientAgent, SimServerAgent
 from appfl.vsim import AsyncSimDriver, ClientProfile, VsimLogger
-from fleet import CLIENTS, MALICIOUS, UNDEFENDED, Net, error, samples
+from fleet import CLIENTS, MALICIOUS, SETTINGS, UNDEFENDED, Net, error, samples
 from torch.utils.data import TensorDataset
 
 HERE = Path(__file__).parent
@@ -56,8 +56,8 @@ def run(rounds: int, aggregator: str, settings: dict) -> float:
 
 if __name__ == "__main__":
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    ours = run(rounds, "SecureAFLAggregator", {"settings": {"lr": 0.2}})
-    mean = run(rounds, "SecureAFLAggregator", {"settings": {"lr": 0.2, **UNDEFENDED}})
+    ours = run(rounds, "SecureAFLAggregator", {"settings": SETTINGS})
+    mean = run(rounds, "SecureAFLAggregator", {"settings": SETTINGS | UNDEFENDED})
     fedasync = run(
         rounds, "FedAsyncAggregator", {"alpha": 0.2 * CLIENTS, "optimize_memory": False}
     )  # it divides by them

@@ -11,6 +11,8 @@ from secureafl_ext.sim import data
 CLIENTS = 5
 MALICIOUS = 4
 ATTACK = -10  # what the malicious client multiplies its honest update by
+# For updates that are whole trainings, not gradients: honest ones have norms of 0.1 to 0.5.
+SETTINGS = {"lr": 0.2, "max_norm": 0.5}
 # The same server with nothing that defends it: steps along the mean of what every client sent last.
 UNDEFENDED = {"rule": "mean", "filter": False, "estimate": False}
 

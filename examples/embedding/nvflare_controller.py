@@ -3,8 +3,7 @@
 import time
 
 import torch
-from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.app_common.workflows.model_controller import FLModel, ModelController
 
 from secureafl_ext import SecureAFL
 
@@ -15,18 +14,20 @@ class SecureAFLController(ModelController):
         self.rounds, self.settings = rounds, settings
 
     def run(self):
-        self.like = {name: torch.as_tensor(value) for name, value in self.load_model().params.items()}
-        self.sites = self.sample_clients()
+        self.like, self.sites = self.load_model().params, self.sample_clients()
         self.server = SecureAFL(self.flat(self.like), len(self.sites), **self.settings)
-        for site in self.sites:
-            self.send_model(data=self.newest(), targets=[site], callback=self.receive)
+        for first in self.send_model_and_wait(data=self.newest(), timeout=300):  # nobody twice before everybody once
+            self.receive(first)
         while self.server.version < self.rounds and not self.abort_signal.triggered:
             time.sleep(0.1)
         self.save_model(self.newest())
 
     def receive(self, result: FLModel):
         site, version = result.meta["client_name"], result.meta["props"]["version"]  # props: as they were sent
-        receipt = self.server.submit(self.sites.index(site), -self.flat(result.params), version)
+        try:
+            receipt = self.server.submit(self.sites.index(site), -self.flat(result.params), version)
+        except Exception as error:
+            return self.error(f"{site} sent what cannot be read and is not asked again: {error}")
         self.info(f"round {receipt.version}: {site} {receipt.reason}, staleness {receipt.staleness}")
         self.send_model(data=self.newest(), targets=[site], callback=self.receive)
 
@@ -35,6 +36,5 @@ class SecureAFLController(ModelController):
 
     def newest(self) -> FLModel:
         model, version = self.server.checkout()
-        parts = model.split([value.numel() for value in self.like.values()])
-        params = {name: part.view_as(self.like[name]).numpy() for name, part in zip(self.like, parts, strict=True)}
-        return FLModel(params=params, meta={"version": version})
+        parts = zip(self.like.items(), model.split([value.size for value in self.like.values()]), strict=True)
+        return FLModel(params={k: part.numpy().reshape(v.shape) for (k, v), part in parts}, meta={"version": version})

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from fleet import CLIENTS, UNDEFENDED, Net, error
+from fleet import CLIENTS, SETTINGS, UNDEFENDED, Net, error
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.client.config import TransferType
 from nvflare.job_config.api import FedJob
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 def run(rounds: int, settings: dict) -> float:
     job = FedJob(name="secureafl")
-    job.to_server(SecureAFLController(rounds, {"lr": 0.2, **settings}))
+    job.to_server(SecureAFLController(rounds, SETTINGS | settings))
     job.to_server(PTModel(Net()))
     job.to_clients(ScriptRunner(str(HERE / "nvflare_client.py"), params_transfer_type=TransferType.DIFF))
     job.add_file_to_clients(str(HERE / "fleet.py"))

@@ -2,7 +2,7 @@
 
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-from fleet import CLIENTS, UNDEFENDED, Net, error, train
+from fleet import CLIENTS, SETTINGS, UNDEFENDED, Net, error, train
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -18,7 +18,7 @@ def work(client: int, start: Tensor, version: int) -> tuple[int, Tensor, int]:
 
 def run(rounds: int = 100, **settings) -> float:
     model = Net()
-    server = SecureAFL(parameters_to_vector(model.parameters()), CLIENTS, lr=0.2, **settings)
+    server = SecureAFL(parameters_to_vector(model.parameters()), CLIENTS, **SETTINGS, **settings)
     with ThreadPoolExecutor(CLIENTS) as pool:
         running = {pool.submit(work, client, *server.checkout()) for client in range(CLIENTS)}
         while server.version < rounds:

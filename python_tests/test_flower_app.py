@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower"
-SLOW = pytest.mark.skipif("SECUREAFL_SLOW" not in os.environ, reason="takes minutes: set SECUREAFL_SLOW=1")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -126,7 +125,7 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     assert said.count("honest") == 4 and said.count("unknown") == 2  # the table: two never got to say what they are
 
 
-@SLOW
+@pytest.mark.slow
 def test_three_supernodes_with_tls_and_keys_one_dies_and_the_server_is_killed(flower):
     """The model goes on from the checkpoint, every node in its slot; the dead is noticed, a stranger stays outside."""
     sys.path.insert(0, str(flower / "app"))

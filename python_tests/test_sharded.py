@@ -168,6 +168,39 @@ def test_a_group_of_one_is_the_whole_server_bit_for_bit(ranks, kind):
     assert ranks.run(1, digests, settings, arrivals) == [digest(whole.state_dict())]
 
 
+def forgetful(group, settings, arrivals):
+    """Each of the clients is forgotten once, some right after their own round, whose sums are still on their way."""
+    server = start(settings, group)
+    for k, (client, update, version) in enumerate(arrivals):
+        server.submit(client, shard(update, group), version)
+        if k % 7 == 6:
+            server.forget(client if k % 2 else (client + 1) % N)
+    return whole_state(server, group)
+
+
+def test_a_forgotten_client_is_forgotten_on_all_ranks(ranks):
+    arrivals, *_ = history_of_arrivals(SETTINGS, 100)
+    (whole,) = ranks.run(1, forgetful, SETTINGS, arrivals)
+    plain = SecureAFL(torch.zeros(D), N, **SETTINGS)
+    for k, (client, update, version) in enumerate(arrivals):
+        plain.submit(client, update, version)
+        if k % 7 == 6:
+            plain.forget(client if k % 2 else (client + 1) % N)
+    agree(whole, plain.state_dict())
+    for state in ranks.run(2, forgetful, SETTINGS, arrivals):
+        agree(state, whole)
+
+
+def forgets_another(group):
+    server = start(SETTINGS, group)
+    server.forget(dist.get_rank(group))
+
+
+def test_to_forget_different_clients_is_an_error_on_all_ranks(ranks):
+    for error in ranks.run(2, forgets_another):
+        assert "SecureAFL.forget: client must be the same on all ranks, got 0 on rank 0, 1 on rank 1" in str(error)
+
+
 def onlooker(group, settings, arrivals):
     """Between rounds, on every rank; and on one of them, what takes no message."""
     server = start(settings, group)

@@ -58,7 +58,9 @@ def _to_disk(path: Path) -> None:
 
 
 def read(
-    path: str | os.PathLike, coordinates: Sequence[str], bounds: Callable[[int], tuple[int, int]]
+    path: str | os.PathLike,
+    coordinates: Sequence[str] = (),
+    bounds: Callable[[int], tuple[int, int]] = lambda size: (0, size),
 ) -> tuple[dict[str, Tensor], dict]:
     """(tensors on the CPU, about). Of those named in coordinates, (.., d), the slice that bounds(d) says."""
     with safe_open(path, "pt", device="cpu") as file:
@@ -72,7 +74,7 @@ def read(
             raise ValueError(f"SecureAFL.load: {path} must have format {expected}, got {got!r}")
         whole = {name: file.get_tensor(name) for name in file.keys() if name not in coordinates}  # noqa: SIM118
     files = [Path(path).with_name(name) for name in about.pop("shards", [])] or [path]
-    return {**whole, **_slices(files, coordinates, bounds)}, about
+    return {**whole, **(_slices(files, coordinates, bounds) if coordinates else {})}, about
 
 
 def _slices(files: list, names: Sequence[str], bounds: Callable[[int], tuple[int, int]]) -> dict[str, Tensor]:

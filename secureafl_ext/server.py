@@ -318,7 +318,7 @@ class SecureAFL:
         device = torch.device(device or "cpu")
         ranks = sharded.ranks_of(process_group, device)
         with sharded.Telling(ranks, ranks and ranks.count):
-            tensors, about = checkpoint.read(path, sharded.SLICED, ranks.bounds if ranks else lambda size: (0, size))
+            tensors, about = checkpoint.read(path, sharded.SLICED, **({"bounds": ranks.bounds} if ranks else {}))
             settings = {**about["config"], "history_dtype": DTYPES[about["config"]["history_dtype"]]}
             blank = torch.zeros(tensors["models"].shape[1], dtype=DTYPES[about["dtype"]], device=device)
         server = cls(blank, about["clients"], **settings, process_group=process_group)

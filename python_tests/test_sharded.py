@@ -129,7 +129,7 @@ def two_hundred_rounds(group, settings, arrivals):
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("median", 2), ("median", 3), ("float16", 2), ("float16", 3), ("trimmed mean", 3), ("mean", 2)]
+    ("kind", "count"), [("median", 2), ("median", 3), ("float16", 2), ("trimmed mean", 3), ("mean", 2)]
 )
 def test_equals_the_whole_server_over_200_rounds(ranks, kind, count):
     settings = {**SETTINGS, **KINDS[kind]}

@@ -1,6 +1,8 @@
 """What tests ask of a server's state as a whole."""
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def identical(ours, theirs):
@@ -19,3 +21,45 @@ def without_values(mode, *holders):
                 setattr(holder, key, mode.from_tensor(value))
             elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
                 setattr(holder, key, tuple(mode.from_tensor(one) for one in value))
+
+
+def never_waits(server, *holders):
+    """Rounds of a server whose tensors, and those of holders, have no values: whoever reads one gets an error."""
+    size, dtype = len(server.model), server.dtype
+    with FakeTensorMode() as mode:
+        without_values(mode, server, *holders)
+        for t in range(2):
+            server.submit(t, torch.empty(size, dtype=dtype), t)
+            receipt = server.enqueue(torch.empty(1, dtype=torch.int64), *torch.empty(2, size, dtype=dtype))
+        with pytest.raises(Exception, match=r"item|local_scalar"):
+            bool(receipt.accepted)
+
+
+def enqueued_like_submitted(one, twin, arrivals):
+    """The same rounds, enqueued to one and submitted to its twin. arrivals: (client, update, version), of the twin's.
+
+    On a GPU they are captured, one graph for each phase, and replayed.
+    """
+    device, size = twin.model.device, len(twin.model)
+    one.reserve(200)
+    assert one.capturable
+    client = torch.zeros(1, dtype=torch.int64, device=device)
+    held = [torch.zeros(size, dtype=twin.dtype, device=device) for _ in range(2)]
+    graphs = {}
+    for t, (who, update, version) in enumerate(arrivals):
+        for tensor, value in zip((client, *held), (who, update, twin.model_at(version)), strict=True):
+            tensor.copy_(torch.as_tensor(value).reshape(tensor.shape))
+        if device.type == "cpu" or t < 6:
+            receipt = one.enqueue(client, *held)
+        elif one.phase() in graphs:
+            graph, receipt = graphs[one.phase()]
+            one.version += 1
+            graph.replay()
+        else:
+            phase, graph = one.phase(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                receipt = one.enqueue(client, *held)
+            graphs[phase] = graph, receipt
+            graph.replay()
+        assert receipt.reason == twin.submit(who, update, version).reason
+    identical(one, twin)

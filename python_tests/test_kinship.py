@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from slow_server import SlowServer
-from states import identical, without_values
-from torch._subclasses.fake_tensor import FakeTensorMode
+from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.kinship import CROWD, KIN, KNOWN, SHORT, SHORT_SUM, SPAN, TURNED, Kinship
@@ -254,41 +253,15 @@ def test_saved_and_resumed_is_bit_identical(settings, device, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"memory": 2}], ids=str)
 def test_enqueued_rounds_are_submitted_ones(settings, device):
     one, twin = make(device, **settings), make(device, **settings)
-    one.reserve(200)
-    client = torch.zeros(1, dtype=torch.int64, device=device)
-    held = [torch.zeros(SIZE, dtype=F64, device=device) for _ in range(2)]
-    graphs = {}
-    for t, (who, update) in enumerate(uploads(fleet(), 120)):
-        update = torch.from_numpy(update).to(device)
-        for tensor, value in zip((client, *held), (who, update, twin.model), strict=True):
-            tensor.copy_(torch.as_tensor(value).reshape(tensor.shape))
-        if device == "cpu" or t < 3:
-            one.enqueue(client, *held)
-        elif one.phase() in graphs:
-            one.version += 1
-            graphs[one.phase() - 1 if one.phase() else len(one.models) - 1].replay()
-        else:
-            phase, graph = one.phase(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                one.enqueue(client, *held)
-            graphs[phase] = graph
-            graph.replay()
-        twin.submit(who, update, twin.version)
-    identical(one, twin)
+    updates = ((who, torch.from_numpy(update).to(device), twin.version) for who, update in uploads(fleet(), 120))
+    enqueued_like_submitted(one, twin, updates)
     assert torch.equal(one.kinship, twin.kinship) and left_out(one) != []
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": 2}], ids=str)
 def test_a_round_never_waits_for_the_device(settings):
-    server = make(**settings)
-    engine = server._engine
-    with FakeTensorMode() as mode:
-        without_values(mode, server, engine, engine.history, engine.rows, engine.rows.kinship)
-        for t in range(2):
-            server.submit(t, torch.empty(SIZE, dtype=F64), t)
-            receipt = server.enqueue(torch.empty(1, dtype=torch.int64), *torch.empty(2, SIZE, dtype=F64))
-        with pytest.raises(Exception, match=r"item|local_scalar"):
-            bool(receipt.accepted)
+    engine = (server := make(**settings))._engine
+    never_waits(server, engine, engine.history, engine.rows, engine.rows.kinship)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, torch.finfo(torch.float32).max), (F64, 1e308)], ids=str)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from oracles import median, relative_error
 from slow_server import SlowServer
-from states import identical, without_values
-from torch._subclasses.fake_tensor import FakeTensorMode
+from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL, rowwise
 from secureafl_ext.config import Config
@@ -362,31 +361,9 @@ def test_inner_products_by_stretches_are_exact_float64_sums(monkeypatch, device)
 @pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}, {"estimate": False}], ids=str)
 @pytest.mark.parametrize("rule", TWINS)
 def test_enqueued_rounds_are_submitted_ones(rule, settings, device):
-    """On a GPU they are captured, one graph for each phase, and replayed."""
     settings = {"buckets": 2, **settings} if rule == "mean" else settings
     one, twin = make(device, rule=rule, **settings), make(device, rule=rule, **settings)
-    one.reserve(50)
-    client = torch.zeros(1, dtype=torch.int64, device=device)
-    held = [torch.zeros(SIZE, dtype=F64, device=device) for _ in range(2)]
-    graphs = {}
-    assert one.capturable
-    for t, (who, update, version) in enumerate(arrivals(twin, 24, World())):
-        for tensor, value in zip((client, *held), (who, update, twin.model_at(version)), strict=True):
-            tensor.copy_(torch.as_tensor(value).reshape(tensor.shape))
-        if device == "cpu" or t < 6:
-            receipt = one.enqueue(client, *held)
-        elif one.phase() in graphs:
-            graph, receipt = graphs[one.phase()]
-            one.version += 1
-            graph.replay()
-        else:
-            phase, graph = one.phase(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                receipt = one.enqueue(client, *held)
-            graphs[phase] = graph, receipt
-            graph.replay()
-        assert receipt.reason == twin.submit(who, update, version).reason
-    identical(one, twin)
+    enqueued_like_submitted(one, twin, arrivals(twin, 24, World()))
 
 
 def test_a_float32_model_with_a_float64_history_is_enqueued_to():
@@ -412,16 +389,8 @@ def test_saved_and_resumed_is_bit_identical(rule, settings, device, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}], ids=str)
 @pytest.mark.parametrize("rule", TWINS)
 def test_a_round_never_waits_for_the_device(rule, settings):
-    """Fake tensors have no values: whoever reads one on the host gets an error."""
     server = make(rule=rule, **{"buckets": 2, **settings} if rule == "mean" else settings)
-    engine = server._engine
-    with FakeTensorMode() as mode:
-        without_values(mode, server, engine, engine.history, engine.rows)
-        for t in range(2):
-            server.submit(t, torch.empty(SIZE, dtype=F64), t)
-            receipt = server.enqueue(torch.empty(1, dtype=torch.int64), *torch.empty(2, SIZE, dtype=F64))
-        with pytest.raises(Exception, match=r"item|local_scalar"):
-            bool(receipt.accepted)
+    never_waits(server, server._engine, server._engine.history, server._engine.rows)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, torch.finfo(torch.float32).max), (F64, 1e308)], ids=str)

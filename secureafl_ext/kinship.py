@@ -33,6 +33,10 @@ class Kinship:
     def tensors(self) -> dict[str, Tensor]:
         return {"kinship": self.means, "met": self.met}
 
+    def forget(self, client: int) -> None:
+        self.means[client] = self.means[:, client] = 0
+        self.met[client] = 0
+
     def meet(
         self, client: Tensor, products: Tensor, length: Tensor, lengths: Tensor, usual: Tensor, when: Tensor
     ) -> None:

@@ -22,6 +22,11 @@ def mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     return mask / _count(mask)
 
 
+def clipped_mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
+    """Of the rows, cut to their median norm."""
+    return mean(gram, mask, config) * _clip(gram, mask)
+
+
 def centered_clip(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     """v <- v + mean of (row - v) min(1, radius / |row - v|), from the last aggregate (Karimireddy et al. 2021).
 
@@ -79,17 +84,12 @@ def geometric_median(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     From the mean of the rows clipped to their median norm: the plain mean an attacker puts anywhere, too far for
     so few steps.
     """
-    weights = mean(gram, mask, config) * _clip(gram, mask)
+    weights = clipped_mean(gram, mask, config)
     least = (SMOOTHING * median_of(_norms(gram), mask)).clamp(min=1e-100)
     for _ in range(WEISZFELD_STEPS):
         pull = torch.where(mask, 1 / _distances(gram, weights).clamp(min=least), 0)
         weights = pull / torch.where(mask.any(), pull.sum(), 1)
     return weights
-
-
-def kinship(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
-    """Mean of the rows, clipped to the median norm; kinship.py has left in mask whom it trusts."""
-    return mean(gram, mask, config) * _clip(gram, mask)
 
 
 WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
@@ -98,7 +98,7 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
     "spectral": spectral,
     "krum": krum,
     "geometric_median": geometric_median,
-    "kinship": kinship,
+    "kinship": clipped_mean,  # of those whom kinship.py has left in mask
 }
 
 

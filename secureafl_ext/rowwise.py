@@ -37,12 +37,9 @@ class RowWise:
         return {**own, **(self.kinship.tensors() if self.kinship else {})}
 
     def forget(self, client: int) -> None:
-        tables = [self.products]
+        self.products[client] = self.products[:, client] = 0
         if self.kinship:
-            self.kinship.met[client] = 0
-            tables.append(self.kinship.means)
-        for table in tables:
-            table[client] = table[:, client] = 0
+            self.kinship.forget(client)
 
     def aggregate(
         self, client: Tensor, update: Tensor, model: Tensor, taken: Tensor, stored: Tensor, history: History

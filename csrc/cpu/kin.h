@@ -14,7 +14,7 @@
 
 namespace secureafl::cpu {
 
-constexpr int64_t kKinTile = 512;  // coordinates of all rows at a time: what they share stays in the nearest cache
+constexpr int64_t kKinTile = 2048;  // coordinates of all rows at a time: what they share stays in the nearest cache
 
 // row . g, each (width), in sums that run side by side, so that they vectorise
 SECUREAFL_WIDEST inline double product_with(const float* __restrict row, const double* __restrict g, int64_t width) {

@@ -44,11 +44,12 @@ struct Choice {
 
 // Memory that `choose` works in, near its threads.
 struct Table {
-  static constexpr int kFound = 64;
+  static constexpr int kParts = 32, kFound = 8;
   double* norms;    // (n): of the rows as this round has them
   double* lengths;  // (n): of the last updates, then of the mean ones
-  double* values;   // (n): what a median is taken of, then the pull of each client
-  double* found;    // (kFound)
+  double* values;   // (n): what a median is taken of, or the pull of each client
+  double* parts;    // (kParts): of a sum over all threads
+  double* found;    // (kFound): what one thread tells the others
   uint8_t* is;      // (n): of the following
 
   enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4 };
@@ -57,9 +58,10 @@ struct Table {
       : norms(at),
         lengths(at + n),
         values(at + 2 * n),
-        found(at + 3 * n),
+        parts(at + 3 * n),
+        found(parts + kParts),
         is(reinterpret_cast<uint8_t*>(found + kFound)) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 3 * n + kFound + (n + 7) / 8; }
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 3 * n + kParts + kFound + (n + 7) / 8; }
 };
 
 // The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
@@ -71,6 +73,19 @@ SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w,
   sums[kYY] += y * y;
   sums[kSS] += s * s;
   sums[kSY] += s * y;
+}
+
+// The sum over the team of one number of each, in its first thread.
+template <typename Team>
+SECUREAFL_FN int64_t total(const Team& team, int value, const Table& table) {
+  static_assert(Team::kDown <= Table::kParts, "a place for each part");
+  value = team.sum_across(value);
+  if (team.across() == 0) table.parts[team.down()] = value;
+  team.sync();
+  double sum = 0;
+  SECUREAFL_ROLLED
+  for (int i = 0; i < Team::kDown && team.rank() == 0; ++i) sum += table.parts[i];
+  return static_cast<int64_t>(sum);
 }
 
 // Median of those of values (n) that are finite; inf if none is. middle (2) is scratch. By rank: a sort would have the
@@ -95,11 +110,12 @@ SECUREAFL_FN double median_of(const Team& team, const double* values, int n, dou
   return (middle[0] + middle[1]) / 2;
 }
 
-// This upload meets the last of everybody: along (n) with them, table.lengths theirs. If it met any, *any becomes 1.
+// This upload meets the last of everybody: along (n) with them, table.lengths theirs. How many this thread saw it meet.
 template <typename Team>
-SECUREAFL_FN void meet(const Team& team, const Kin& r, int client, const double* along, double length, double usual,
-                       const Table& table, double* any) {
+SECUREAFL_FN int meet(const Team& team, const Kin& r, int client, const double* along, double length, double usual,
+                      const Table& table) {
   const int n = static_cast<int>(r.n);
+  int count = 0;
   const double share = 1 / fmin(static_cast<double>(r.met[client] + 1), r.bounds.span);
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
@@ -109,8 +125,9 @@ SECUREAFL_FN void meet(const Team& team, const Kin& r, int client, const double*
     const double before = r.means[client * r.n + k];
     const double after = share < 0.5 ? before + share * (now - before) : now - (now - before) * (1 - share);
     r.means[client * r.n + k] = r.means[k * r.n + client] = after;
-    *any = 1;
+    ++count;
   }
+  return count;
 }
 
 // table.is: who of those that take part is known, and who is kept, since it neither crowds nor turns against the rest.
@@ -166,7 +183,6 @@ SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, doubl
     const double least = b.turned * fmax(table.lengths[k] * found[2], b.least_sum);
     if ((table.is[k] & Table::kKnown) && table.values[k] < least) table.is[k] &= ~Table::kKept;
   }
-  team.sync();
 }
 
 // Mean of the kept rows, each cut to their median norm: the rows with their weights, in their order, and the update's.
@@ -174,7 +190,7 @@ template <typename Team>
 SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double* found, Choice* out) {
   const int n = static_cast<int>(r.n), client = out->verdict.client;
   SECUREAFL_ROLLED
-  for (int k = team.rank(); k < n; k += Team::kSize) {
+  for (int k = team.rank(); k < n; k += Team::kSize) {  // each thread those that it kept
     table.values[k] = table.is[k] & Table::kKept ? table.norms[k] : INFINITY;
   }
   team.sync();
@@ -214,14 +230,9 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   int below = 0;
   SECUREAFL_ROLLED
   for (int i = team.rank(); i < before.held; i += Team::kSize) below += lies_below(r, before, i, factor);
-  below = team.sum_across(below);
-  if (team.across() == 0) table.found[team.down()] = below;
-  team.sync();
+  const int64_t all_below = total(team, below, table);
   if (team.rank() == 0) {
-    double all = 0;
-    SECUREAFL_ROLLED
-    for (int i = 0; i < Team::kDown; ++i) all += table.found[i];
-    out->verdict = decide(r, before, judged, static_cast<int64_t>(all));
+    out->verdict = decide(r, before, judged, all_below);
     ++*r.rounds;
   }
   team.sync();
@@ -239,23 +250,22 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     table.is[k] = takes_part ? Table::kTakesPart : 0;
     table.values[k] = takes_part ? table.norms[k] : INFINITY;
   }
-  double *middles = table.found + 1, *any = table.found;
-  if (team.rank() == 0) *any = 0;
   team.sync();
-  const double usual = median_of(team, table.values, n, middles);
-  if (before.known && v.stored) meet(team, r, v.client, sums, sqrt(square), usual, table, any);
+  const double usual = median_of(team, table.values, n, table.found);
+  const bool meets = before.known && v.stored;
+  const int met = meets ? meet(team, r, v.client, sums, sqrt(square), usual, table) : 0;
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n && v.stored; k += Team::kSize) {
     r.products[v.client * r.n + k] = r.products[k * r.n + v.client] = k == v.client ? square : sums[k];
   }
-  team.sync();
+  const bool met_any = total(team, met, table) > 0;
   if (team.rank() == 0) {
-    r.met[v.client] += *any > 0;
+    r.met[v.client] += met_any;
     if (v.stored) r.seen[v.client] = true;
   }
   team.sync();
-  keep(team, r, table, middles + 2);
-  weigh(team, r, table, middles + 5, out);
+  keep(team, r, table, table.found + 2);
+  weigh(team, r, table, table.found + 5, out);
 }
 
 // A coordinate of the update as it is used and stored.

@@ -175,7 +175,7 @@ def test_any_number_of_parameters(device, d):
 
 
 def test_memory_that_is_not_aligned(device):
-    """d allows vectors of four, where update and model begin does not."""
+    """d allows vectors of four; where update and model begin does not, and must not change a bit."""
     one, other = make(device, 6, 64), make(device, 6, 64)
     arrivals = Arrivals(6, 64)
     for _ in range(40):
@@ -186,9 +186,7 @@ def test_memory_that_is_not_aligned(device):
         odd[0, 1:], odd[1, 1:] = update.to(device), other.model_at(version)
         one.submit(client, update.to(device), version)
         other.enqueue(torch.tensor([client], device=device), odd[0, 1:], odd[1, 1:])
-    if device == "cpu":
-        identical(one, other)
-    agree(one, other)
+    identical(one, other)
 
 
 def test_strided_updates_are_taken(device):

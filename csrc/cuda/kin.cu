@@ -15,11 +15,8 @@ class CudaKin {
   explicit CudaKin(const Tensor& on) : launch_(on.get_device_index()) {}
 
   void kin_step(const Kin& r, const Tensor& like) const {
-    bool wide = r.d % 4 == 0;
-    for (const float* at : {r.update, r.trained_on, r.model, const_cast<const float*>(r.last_updates),
-                            const_cast<const float*>(r.last_models)}) {
-      wide = wide && reinterpret_cast<uintptr_t>(at) % 16 == 0;
-    }
+    const auto aligned = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+    const bool wide = r.d % 4 == 0 && aligned(r.last_updates) && aligned(r.last_models);
     return wide ? launch<4>(r, like) : launch<1>(r, like);
   }
 

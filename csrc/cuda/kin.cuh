@@ -7,7 +7,8 @@
 #include "launch.cuh"
 #include "loads.cuh"
 
-// The three kernels of math/kin.h. kWide: neighbouring floats that a thread loads at once, 4 where all rows allow it.
+// The three kernels of math/kin.h. kWide: neighbouring floats of a row that a thread loads at once, 4 where the state
+// allows it. Where update and trained_on begin must not matter: it would change the order of the sums.
 
 namespace secureafl::cuda {
 
@@ -46,7 +47,7 @@ __device__ inline void add_products(const Kin& r, int64_t first, int64_t start, 
 #pragma unroll 2
   for (int64_t c = start; c < stop; c += 32 * kWide) {
     float g[kWide], row[kAbreast][kWide];
-    load_columns(r.update + c, g);
+    load_apart(r.update + c, g);
 #pragma unroll
     for (int i = 0; i < kAbreast; ++i) load_columns(rows[i] + c, row[i]);
 #pragma unroll
@@ -65,8 +66,8 @@ __device__ inline void add_judged(const Kin& r, int64_t start, int64_t stop, dou
 #pragma unroll 2
   for (int64_t c = start; c < stop; c += 32 * kWide) {
     float g[kWide], w[kWide], last_g[kWide], last_w[kWide];
-    load_columns(r.update + c, g);
-    load_columns(r.trained_on + c, w);
+    load_apart(r.update + c, g);
+    load_apart(r.trained_on + c, w);
     load_columns(r.last_updates + client * r.d + c, last_g);
     load_columns(r.last_models + client * r.d + c, last_w);
 #pragma unroll

@@ -18,4 +18,11 @@ __device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
   for (int c = 0; c < kColumns; ++c) out[c] = widened(piece.values[c]);
 }
 
+// The same from wherever a caller's tensor begins.
+template <int kColumns>
+__device__ inline void load_apart(const float* from, float (&out)[kColumns]) {
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = from[c];
+}
+
 }  // namespace secureafl::cuda

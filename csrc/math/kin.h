@@ -15,7 +15,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// What secureafl_ext/kinship.py has under these names.
+// The constants of secureafl_ext/kinship.py, in their order.
 struct Bounds {
   double span, known, kin, crowd, turned, least, least_sum;
 };
@@ -65,7 +65,7 @@ struct Table {
 };
 
 // The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
-// last ones. In float64 throughout: a difference of two floats may be none.
+// last ones. In float64 throughout: the difference of two floats may be too large for one.
 SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, double (&sums)[kSums]) {
   const double s = w - last_w, y = g - last_g;
   sums[kBad] += !isfinite(g);
@@ -228,7 +228,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   const Standing before = standing_of(r);
   const double factor = factor_of(before, judged);
   int below = 0;
-  SECUREAFL_ROLLED
+  SECUREAFL_ABREAST
   for (int i = team.rank(); i < before.held; i += Team::kSize) below += lies_below(r, before, i, factor);
   const int64_t all_below = total(team, below, table);
   if (team.rank() == 0) {
@@ -238,13 +238,12 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   team.sync();
 
   const Verdict v = out->verdict;
-  const bool used = v.received || v.stored;  // if not finite, not even to be multiplied by zero
-  const double square = used ? v.g_square : 0;
+  const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const bool is_client = k == v.client, takes_part = is_client ? v.received : r.seen[k];
     const double last = r.products[k * r.n + k];
-    sums[k] = used && r.seen[k] ? sums[k] * v.clip : 0;
+    sums[k] = v.stored && r.seen[k] ? sums[k] * v.clip : 0;
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.is[k] = takes_part ? Table::kTakesPart : 0;
@@ -268,7 +267,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   weigh(team, r, table, table.found + 5, out);
 }
 
-// A coordinate of the update as it is used and stored.
+// A coordinate of the update as it takes part and is stored.
 SECUREAFL_FN float clipped(const Verdict& v, float g) { return g * v.clip; }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -7,7 +7,7 @@ from states import identical
 
 from secureafl_ext import SecureAFL, kin_round
 from secureafl_ext.kin_round import KinRound
-from secureafl_ext.kinship import KNOWN
+from secureafl_ext.kinship import KNOWN, SPAN
 
 STEP = torch.ops.secureafl.kin_step_.default
 F32, F64 = torch.float32, torch.float64
@@ -42,13 +42,13 @@ class Arrivals:
     depend on the model, so that rounding does not grow.
     """
 
-    def __init__(self, n, d, seed=0, strange=True):
+    def __init__(self, n, d, seed=0, strange=True, pull=1.0):
         self.random = torch.Generator().manual_seed(seed)
         self.active = sorted({0, n - 1, *torch.randperm(n, generator=self.random)[:10].tolist()})
         axes = torch.randn(len(self.active) + 2, d, generator=self.random)
         self.means = {}
         for i, client in enumerate(self.active):
-            self.means[client] = axes[-1] if i % 3 == 2 else axes[i // 3] + 0.4 * axes[-2]
+            self.means[client] = pull * (axes[-1] if i % 3 == 2 else axes[i // 3] + 0.4 * axes[-2])
         self.means[self.active[-1]] = -sum(self.means.values()) / len(self.active)
         self.d, self.strange, self.count, self.sent = d, strange, 0, {}
 
@@ -103,10 +103,12 @@ def agree(ours, theirs, bound=1e-5):
     for name in ("seen", "met", "pairs", "recorded", "counts", "rounds"):
         assert torch.equal(mine[name].cpu(), other[name].cpu()), name
     seen = other["seen"].cpu()
-    both = seen[:, None] & seen
-    for name, where in (("models", ...), ("last_updates", seen), ("last_models", seen), ("products", both)):
-        a, b = (state[name].cpu().double()[where] for state in (mine, other))
-        assert (a - b).norm() <= bound * b.norm(), name
+    for name, rows in (("models", ...), ("last_updates", seen), ("last_models", seen)):
+        a, b = (state[name].cpu().double()[rows] for state in (mine, other))
+        assert ((a - b).norm(dim=1) <= bound * b.norm(dim=1)).all(), name
+    a, b = (state["products"].cpu()[seen][:, seen] for state in (mine, other))
+    lengths = b.diagonal().sqrt()
+    assert ((a - b).abs() <= bound * lengths[:, None] * lengths).all()
     assert torch.allclose(mine["kinship"].cpu(), other["kinship"].cpu(), rtol=bound, atol=bound)
     assert torch.allclose(mine["factors"].cpu(), other["factors"].cpu(), rtol=1e-3)
     assert ours.stats() == theirs.stats()
@@ -147,6 +149,21 @@ def test_any_number_of_clients(device, n):
     plain, ours = oracle(n, 40), make(device, n, 40)
     drive((plain, ours), Arrivals(n, 40), 80)
     agree(ours, plain)
+
+
+def test_averages_that_reach_back_no_further_than_said(device):
+    plain, ours = oracle(3, 20), make(device, 3, 20)
+    drive((plain, ours), Arrivals(3, 20, strange=False), 60 + 4 * SPAN)
+    agree(ours, plain)
+    assert (ours.state_dict()["met"] > SPAN).all()
+
+
+def test_nobody_pulls_anywhere(device):
+    """Mean updates of no length: what noise makes of their cosines must not count."""
+    plain, ours = oracle(12, 400), make(device, 12, 400)
+    drive((plain, ours), Arrivals(12, 400, strange=False, pull=0.0), 200)
+    agree(ours, plain)
+    assert not left_out(ours).any()
 
 
 @pytest.mark.parametrize("n", [50, 300])

@@ -151,6 +151,15 @@ def test_any_number_of_clients(device, n):
     agree(ours, plain)
 
 
+def test_first_updates_are_clipped_with_their_products(device):
+    servers = oracle(6, 30, max_norm=0.5), make(device, 6, 30, max_norm=0.5)
+    for client, update in enumerate(torch.randn(6, 30, generator=torch.Generator().manual_seed(3))):
+        for server in servers:
+            server.submit(client, update.to(server.model), server.version)
+        agree(servers[1], servers[0])
+    assert torch.allclose(servers[1].state_dict()["products"].diagonal().cpu(), torch.full((6,), 0.25, dtype=F64))
+
+
 def test_averages_that_reach_back_no_further_than_said(device):
     plain, ours = oracle(3, 20), make(device, 3, 20)
     drive((plain, ours), Arrivals(3, 20, strange=False), 60 + 4 * SPAN)

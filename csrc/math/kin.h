@@ -220,7 +220,7 @@ SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, doub
 }
 
 // From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
-// products with clients that are not seen may be anything.
+// products with clients that are not seen may be anything: they are taken anew before they are looked at.
 template <typename Team>
 SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Table& table, Choice* out) {
   const int n = static_cast<int>(r.n);
@@ -243,7 +243,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const bool is_client = k == v.client, takes_part = is_client ? v.received : r.seen[k];
     const double last = r.products[k * r.n + k];
-    sums[k] = v.stored && r.seen[k] ? sums[k] * v.clip : 0;
+    sums[k] = v.stored ? sums[k] * v.clip : 0;
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.is[k] = takes_part ? Table::kTakesPart : 0;

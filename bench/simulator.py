@@ -30,7 +30,7 @@ class Sizes:
     repeats: int
 
 
-ALL = tuple(name for name in DEFENSES if not name.startswith("secureafl-"))
+ALL = (*(name for name in DEFENSES if not name.startswith("secureafl-")), "secureafl-kin")
 SIZES = {
     "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), 20),
     "quick": Sizes(40, 50, ("async-sgd", "secureafl"), ("gaussian",), 3),

@@ -34,5 +34,11 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");
+  m.def(
+      "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
+      "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
+      "Tensor(g!) met, Tensor(h!) rounds, Tensor(i!) seen_factors, Tensor(j!) recorded, Tensor(k!) counts, float lr, "
+      "float quantile, float max_norm, bool filter, bool receive, bool store_all, int span, int known, float kin, "
+      "float crowd, float turned, float least, float least_sum) -> (Tensor, Tensor, Tensor)");
   m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
 }

@@ -69,6 +69,55 @@ struct Given {
 
 using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
 
+// What every round begins with, and the server's books: an update (d) and the model (d) it was computed on, both dense,
+// the rows of models (rows, d) to step from and to, and Q.
+struct Arrival {
+  Tensor update;
+  const Tensor& client;
+  Tensor trained_on;
+  int64_t now_row, next_row;
+  const Tensor &models, &seen_factors, &recorded, &counts;
+
+  template <typename Device>
+  void check(const Check& check, const char* op, int64_t n) const {
+    const int64_t d = models.size(1);
+    check.floats("update", update, "(d,)", {d});
+    check.floats("trained_on", trained_on, "(d,)", {d});
+    check.state("client", client, ScalarType::Long, "(1,)", {1});
+    check.state("seen_factors", seen_factors, ScalarType::Double, "(room,)", {seen_factors.numel()});
+    check.state("recorded", recorded, ScalarType::Long, "()", {});
+    check.state("counts", counts, ScalarType::Long, "(5,)", {5});
+    if constexpr (Device::kHostReads) check_client(op, client, n);
+    for (const int64_t row : {now_row, next_row}) {
+      if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
+    }
+    if (next_row == now_row || (d > 0 && data<float>(trained_on) == data<float>(models) + next_row * d)) {
+      refuse(op, "next_row must be a row of its own, got ", next_row);
+    }
+  }
+
+  // Where r finds all this, and where it leaves its results.
+  Outcome put(Round& r) const {
+    const Outcome outcome{allocate(models, ScalarType::Bool, {}), allocate(models, ScalarType::Double, {}),
+                          allocate(models, ScalarType::Long, {})};
+    float* rows = mutable_data<float>(models);
+    r.d = models.size(1);
+    r.room = seen_factors.numel();
+    r.update = data<float>(update);
+    r.trained_on = data<float>(trained_on);
+    r.model = rows + now_row * r.d;
+    r.next_model = rows + next_row * r.d;
+    r.client = data<int64_t>(client);
+    r.seen_factors = mutable_data<double>(seen_factors);
+    r.recorded = mutable_data<int64_t>(recorded);
+    r.counts = mutable_data<int64_t>(counts);
+    r.accepted = mutable_data<bool>(std::get<0>(outcome));
+    r.factor = mutable_data<double>(std::get<1>(outcome));
+    r.reason = mutable_data<Reason>(std::get<2>(outcome));
+    return outcome;
+  }
+};
+
 // Without what is given a whole round; with it, judge and pass alone.
 template <typename Device>
 Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
@@ -87,34 +136,21 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
               {(d + columns - 1) / columns, 2 * m, n, columns});
   check.state("last", last, ScalarType::Float, "(tiles, 2, n, columns)", {tiles, 2, n, columns});
-  check.floats("update", update, "(d,)", {d});
-  check.floats("trained_on", trained_on, "(d,)", {d});
-  check.state("client", client, ScalarType::Long, "(1,)", {1});
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
-  check.state("seen_factors", seen_factors, ScalarType::Double, "(room,)", {seen_factors.numel()});
-  check.state("recorded", recorded, ScalarType::Long, "()", {});
-  check.state("counts", counts, ScalarType::Long, "(5,)", {5});
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
-  if constexpr (Device::kHostReads) check_client(op, client, n);
-  for (const int64_t row : {now_row, next_row}) {
-    if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
-  }
   if (given != nullptr) {
     check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
     check_changes(check, given->verdict, given->changes, n, m);
   }
-  const Tensor received = dense(update), start = dense(trained_on);
-  float* model_rows = mutable_data<float>(models);
-  if (next_row == now_row || (d > 0 && data<float>(start) == model_rows + next_row * d)) {
-    refuse(op, "next_row must be a row of its own, got ", next_row);
-  }
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
+                        models,        seen_factors, recorded,          counts};
+  arrival.check<Device>(check, op, n);
 
   const Device device(models);
-  const Tensor accepted = allocate(models, ScalarType::Bool, {}), factor = allocate(models, ScalarType::Double, {});
-  const Tensor reason = allocate(models, ScalarType::Long, {});
   Round r{};
+  const Outcome outcome = arrival.put(r);
   r.lr = lr;
   r.quantile = quantile;
   r.max_norm = max_norm;
@@ -125,35 +161,22 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   r.estimate = estimate;
   r.receive = receive;
   r.store_all = store_all;
-  r.update = data<float>(received);
-  r.trained_on = data<float>(start);
-  r.model = model_rows + now_row * d;
-  r.previous = model_rows + (now_row + models.size(0) - 1) % models.size(0) * d;
-  r.next_model = model_rows + next_row * d;
-  r.client = data<int64_t>(client);
+  r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
   clients.put(n, m, r);
-  r.d = d;
   r.tiles = tiles;
   r.columns = columns;
-  r.room = seen_factors.numel();
   r.half = half;
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
-  r.seen_factors = mutable_data<double>(seen_factors);
-  r.recorded = mutable_data<int64_t>(recorded);
-  r.counts = mutable_data<int64_t>(counts);
   r.arrived = mutable_data<unsigned>(arrived);
-  r.accepted = mutable_data<bool>(accepted);
-  r.factor = mutable_data<double>(factor);
-  r.reason = mutable_data<Reason>(reason);
   if (given == nullptr) {
     device.step(r, models);
   } else {
     device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
                  mutable_data<double>(given->changes), models);
   }
-  return {accepted, factor, reason};
+  return outcome;
 }
 
 // The two ops that this is, with its arguments as they stand there.

@@ -1,10 +1,9 @@
 """The fused round against the composed one: same arrivals, same verdicts, same models but for rounding."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from oracles import relative_error
+from peaks import peak, start_peak
 from states import identical
 
 from secureafl_ext import SecureAFL, fused
@@ -453,25 +452,6 @@ def test_a_round_makes_nothing_as_large_as_all_updates(device, history):
     before = start_peak(device)
     server.submit(3, update, 1)
     assert peak(device) - before < n * d * 4 / 4
-
-
-def start_peak(device):
-    """Bytes in use; from now on `peak` gives the most there were."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")
-    return resident("VmRSS")
-
-
-def peak(device):
-    return torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")
-
-
-def resident(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def test_a_forgotten_client_is_a_new_one(device):

@@ -103,8 +103,8 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
-# In place on a server's state (secureafl_ext/fused.py), so never under autograd.
-for _name in ("step_", "apply_"):
+# In place on a server's state (secureafl_ext/fused.py and kin_round.py), so never under autograd.
+for _name in ("step_", "apply_", "kin_step_"):
     torch.library.register_fake(
         f"secureafl::{_name}",
         lambda first, *rest: tuple(first.new_empty((), dtype=one) for one in (torch.bool, torch.float64, torch.int64)),

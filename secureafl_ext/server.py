@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import checkpoint, fused, sharded
+from . import checkpoint, fused, kin_round, sharded
 from .composed import Composed
 from .config import COUNTS, DTYPES, Config
 from .receipt import Receipt, stale
@@ -107,7 +107,8 @@ class SecureAFL:
         if ranks:
             self._engine = sharded.Sharded(*arguments, ranks)
         else:
-            self._engine = fused.Fused(*arguments) if fits else Composed(*arguments)
+            kin = kin_round.fits(config, clients, model.device)
+            self._engine = (fused.Fused if fits else kin_round.KinRound if kin else Composed)(*arguments)
         self._ranks, self._telling = ranks, self._engine.telling if ranks else sharded.Telling(None)
         self._stale = 0
         self._lock = threading.RLock()

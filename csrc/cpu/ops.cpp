@@ -1,9 +1,11 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../front.h"
+#include "../kin.h"
 #include "../math/norm.h"
 #include "../step.h"
 #include "columns.h"
+#include "kin.h"
 #include "products.h"
 #include "round.h"
 
@@ -105,9 +107,12 @@ struct Cpu {
   void renew(const Round& r, const Verdict* verdict, const double* changes) const { cpu::renew(r, *verdict, changes); }
 
   void refresh(const Round& r) const { cpu::refresh(r); }
+
+  void kin_step(const Kin& r, const Tensor&) const { cpu::kin_step(r); }
 };
 
 }  // namespace secureafl
 
 SECUREAFL_REGISTER(Cpu, CPU)
 SECUREAFL_REGISTER_STEP(Cpu, CPU)
+SECUREAFL_REGISTER_KIN(Cpu, CPU)

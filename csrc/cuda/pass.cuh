@@ -8,6 +8,7 @@
 #include "../math/tiles.h"
 #include "delivery.cuh"
 #include "launch.cuh"
+#include "loads.cuh"
 #include "round.h"
 #include "select.cuh"
 
@@ -15,19 +16,6 @@ namespace secureafl::cuda {
 
 __device__ inline void store(float* to, float value) { *to = value; }
 __device__ inline void store(__half* to, float value) { *to = __float2half_rn(value); }
-__device__ inline float widened(float value) { return value; }
-__device__ inline float widened(__half value) { return __half2float(value); }
-
-// kColumns neighbouring values as floats, in one load.
-template <typename S, int kColumns>
-__device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
-  struct alignas(sizeof(S) * kColumns) Piece {
-    S values[kColumns];
-  };
-  const Piece piece = *reinterpret_cast<const Piece*>(from);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) out[c] = widened(piece.values[c]);
-}
 
 // sum + a.b
 template <int kColumns>

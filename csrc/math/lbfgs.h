@@ -70,6 +70,10 @@ struct Solo {
   SECUREAFL_FN int down() const { return 0; }
   SECUREAFL_FN int across() const { return 0; }
   SECUREAFL_FN void sync() const {}
+  template <typename T>
+  SECUREAFL_FN T sum_across(T value) const {
+    return value;
+  }
 };
 
 // Solves in place the `size` equations of a (size, size + 1), right-hand side last: Gauss-Jordan with partial

@@ -123,8 +123,8 @@ SECUREAFL_FN Standing standing_of(const Round& r) {
           recorded,
           static_cast<int32_t>(recorded < r.room ? recorded : r.room),
           static_cast<int32_t>(recorded < r.room ? recorded : recorded % r.room),
-          static_cast<int32_t>(r.pairs[client]),
-          static_cast<int32_t>(r.oldest[client])};
+          static_cast<int32_t>(r.m > 0 ? r.pairs[client] : 0),
+          static_cast<int32_t>(r.m > 0 ? r.oldest[client] : 0)};
 }
 
 // The factor of this update, or NaN where there is none.
@@ -158,7 +158,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.received = accepted && r.receive;
   v.stored = r.store_all ? finite : accepted;
-  v.pushed = v.stored && known && has_curvature(sums);
+  v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
   v.g_square = sums[kGG] * v.clip * v.clip;
   v.y_scale = r.half ? half_scale(sums[kYY]) : 1.0f;

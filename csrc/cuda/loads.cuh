@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cuda_fp16.h>
+
+namespace secureafl::cuda {
+
+__device__ inline float widened(float value) { return value; }
+__device__ inline float widened(__half value) { return __half2float(value); }
+
+// kColumns neighbouring values as floats, in one load.
+template <typename S, int kColumns>
+__device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
+  struct alignas(sizeof(S) * kColumns) Piece {
+    S values[kColumns];
+  };
+  const Piece piece = *reinterpret_cast<const Piece*>(from);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = widened(piece.values[c]);
+}
+
+// The same from wherever a caller's tensor begins.
+template <int kColumns>
+__device__ inline void load_apart(const float* from, float (&out)[kColumns]) {
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = from[c];
+}
+
+}  // namespace secureafl::cuda

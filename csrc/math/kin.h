@@ -1,0 +1,273 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "host_device.h"
+#include "round.h"
+
+// A whole round of the rule "kinship" without corrections, where the clients' last updates are the rows
+// (secureafl_ext/kinship.py and rowwise.py say why), in three steps that both devices share:
+//   sums     over d: the update with every last update, and what the judge needs
+//   choose   on n and n x n numbers: the verdict, the averages brought up to date, who is kept with which weight
+//   step     over d: the weighted sum of the kept rows, the next model, the client's new row
+
+namespace secureafl::SECUREAFL_KIND {
+
+// The constants of secureafl_ext/kinship.py, in their order.
+struct Bounds {
+  double span, known, kin, crowd, turned, least, least_sum;
+};
+
+struct Kin : Round {
+  Bounds bounds;
+  float* last_updates;  // (n, d)
+  float* last_models;   // (n, d)
+  double* products;     // (n, n): inner products of the last updates
+  double* means;        // (n, n): the averages
+  int64_t* met;         // (n)
+  int64_t* rounds;      // ()
+
+  // Sums over d: the update with each client's last, then the judge's.
+  SECUREAFL_BOTH int64_t sums() const { return n + kSums; }
+};
+
+// What `choose` leaves for the step: rows and weights (n), the first `count` of them filled.
+struct Choice {
+  Verdict verdict;
+  int32_t count;
+  float own;  // weight of the update
+  int32_t* rows;
+  float* weights;
+};
+
+// Memory that `choose` works in, near its threads.
+struct Table {
+  static constexpr int kParts = 32, kFound = 8;
+  double* norms;    // (n): of the rows as this round has them
+  double* lengths;  // (n): of the last updates, then of the mean ones
+  double* values;   // (n): what a median is taken of, or the pull of each client
+  double* parts;    // (kParts): of a sum over all threads
+  double* found;    // (kFound): what one thread tells the others
+  uint8_t* is;      // (n): of the following
+
+  enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4 };
+
+  SECUREAFL_FN Table(double* at, int64_t n)
+      : norms(at),
+        lengths(at + n),
+        values(at + 2 * n),
+        parts(at + 3 * n),
+        found(parts + kParts),
+        is(reinterpret_cast<uint8_t*>(found + kFound)) {}
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 3 * n + kParts + kFound + (n + 7) / 8; }
+};
+
+// The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
+// last ones. In float64 throughout: the difference of two floats may be too large for one.
+SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, double (&sums)[kSums]) {
+  const double s = w - last_w, y = g - last_g;
+  sums[kBad] += !isfinite(g);
+  sums[kGG] += g * g;
+  sums[kYY] += y * y;
+  sums[kSS] += s * s;
+  sums[kSY] += s * y;
+}
+
+// The sum over the team of one number of each, in its first thread.
+template <typename Team>
+SECUREAFL_FN int64_t total(const Team& team, int value, const Table& table) {
+  static_assert(Team::kDown <= Table::kParts, "a place for each part");
+  value = team.sum_across(value);
+  if (team.across() == 0) table.parts[team.down()] = value;
+  team.sync();
+  double sum = 0;
+  SECUREAFL_ROLLED
+  for (int i = 0; i < Team::kDown && team.rank() == 0; ++i) sum += table.parts[i];
+  return static_cast<int64_t>(sum);
+}
+
+// Median of those of values (n) that are finite; inf if none is. middle (2) is scratch. By rank: a sort would have the
+// threads meet more often.
+template <typename Team>
+SECUREAFL_FN double median_of(const Team& team, const double* values, int n, double* middle) {
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    const double value = values[i];
+    int below = 0, count = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) {
+      below += values[k] < value || (values[k] == value && k < i);
+      count += values[k] < INFINITY;
+    }
+    below = team.sum_across(below);
+    count = team.sum_across(count);
+    if (team.across() != 0) continue;
+    if (below == (count > 0 ? count - 1 : 0) / 2) middle[0] = value;
+    if (below == count / 2) middle[1] = value;
+  }
+  team.sync();
+  return (middle[0] + middle[1]) / 2;
+}
+
+// This upload meets the last of everybody: along (n) with them, table.lengths theirs. How many this thread saw it meet.
+template <typename Team>
+SECUREAFL_FN int meet(const Team& team, const Kin& r, int client, const double* along, double length, double usual,
+                      const Table& table) {
+  const int n = static_cast<int>(r.n);
+  int count = 0;
+  const double share = 1 / fmin(static_cast<double>(r.met[client] + 1), r.bounds.span);
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    const double cut = usual / fmax(table.lengths[k], usual) * usual / fmax(length, usual);
+    const double now = along[k] * cut / (usual * usual);
+    if (!(table.lengths[k] > 0) || !isfinite(now)) continue;
+    const double before = r.means[client * r.n + k];
+    const double after = share < 0.5 ? before + share * (now - before) : now - (now - before) * (1 - share);
+    r.means[client * r.n + k] = r.means[k * r.n + client] = after;
+    ++count;
+  }
+  return count;
+}
+
+// table.is: who of those that take part is known, and who is kept, since it neither crowds nor turns against the rest.
+template <typename Team>
+SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, double* found) {
+  const int n = static_cast<int>(r.n);
+  const Bounds& b = r.bounds;
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
+    if (table.is[k] && static_cast<double>(r.met[k]) >= b.known) table.is[k] |= Table::kKnown;
+  }
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    const double* means = r.means + i * r.n;
+    const double length = table.lengths[i];
+    int kin = 0;
+    for (int k = team.across(); k < n && (table.is[i] & Table::kKnown); k += Team::kAcross) {
+      const bool alike = means[k] > b.kin * fmax(length * table.lengths[k], b.least);
+      kin += alike && k != i && (table.is[k] & Table::kKnown);
+    }
+    kin = team.sum_across(kin);
+    if (team.across() == 0) table.values[i] = table.is[i] ? 1 + kin : INFINITY;
+  }
+  team.sync();
+  const double most = b.crowd * median_of(team, table.values, n, found);
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    if (table.is[k] && !(table.values[k] > most)) table.is[k] |= Table::kKept;
+  }
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {  // along the sum of the kept
+    const double* means = r.means + i * r.n;
+    double pull = 0;
+    for (int k = team.across(); k < n && (table.is[i] & Table::kKept); k += Team::kAcross) {
+      pull += table.is[k] & Table::kKept ? means[k] : 0;
+    }
+    pull = team.sum_across(pull);
+    if (team.across() == 0) table.values[i] = pull;  // 0 where it is not asked for
+  }
+  team.sync();
+  if (team.down() == 0) {
+    double square = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) square += table.values[k];
+    square = team.sum_across(square);
+    if (team.across() == 0) found[2] = sqrt(fmax(square, 0.0));
+  }
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    const double least = b.turned * fmax(table.lengths[k] * found[2], b.least_sum);
+    if ((table.is[k] & Table::kKnown) && table.values[k] < least) table.is[k] &= ~Table::kKept;
+  }
+}
+
+// Mean of the kept rows, each cut to their median norm: the rows with their weights, in their order, and the update's.
+template <typename Team>
+SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double* found, Choice* out) {
+  const int n = static_cast<int>(r.n), client = out->verdict.client;
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {  // each thread those that it kept
+    table.values[k] = table.is[k] & Table::kKept ? table.norms[k] : INFINITY;
+  }
+  team.sync();
+  const double most = median_of(team, table.values, n, found);
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    int place = 0, count = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) {
+      const bool kept = table.is[k] & Table::kKept;
+      place += kept && k < i && k != client;
+      count += kept;
+    }
+    place = team.sum_across(place);
+    count = team.sum_across(count);
+    if (team.across() != 0) continue;
+    const bool kept = table.is[i] & Table::kKept;
+    const double norm = table.norms[i];
+    const float weight = kept ? static_cast<float>(1.0 / count * (norm > most ? most / norm : 1)) : 0.0f;
+    if (i == client) {
+      out->own = weight;
+      out->count = count - kept;
+    } else if (kept) {
+      out->rows[place] = i;
+      out->weights[place] = weight;
+    }
+  }
+}
+
+// From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
+// products with clients that are not seen may be anything: they are taken anew before they are looked at.
+template <typename Team>
+SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Table& table, Choice* out) {
+  const int n = static_cast<int>(r.n);
+  const double* judged = sums + n;
+  const Standing before = standing_of(r);
+  const double factor = factor_of(before, judged);
+  int below = 0;
+  SECUREAFL_ABREAST
+  for (int i = team.rank(); i < before.held; i += Team::kSize) below += lies_below(r, before, i, factor);
+  const int64_t all_below = total(team, below, table);
+  if (team.rank() == 0) {
+    out->verdict = decide(r, before, judged, all_below);
+    ++*r.rounds;
+  }
+  team.sync();
+
+  const Verdict v = out->verdict;
+  const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    const bool is_client = k == v.client, takes_part = is_client ? v.received : r.seen[k];
+    const double last = r.products[k * r.n + k];
+    sums[k] = v.stored ? sums[k] * v.clip : 0;
+    table.lengths[k] = sqrt(last);
+    table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
+    table.is[k] = takes_part ? Table::kTakesPart : 0;
+    table.values[k] = takes_part ? table.norms[k] : INFINITY;
+  }
+  team.sync();
+  const double usual = median_of(team, table.values, n, table.found);
+  const bool meets = before.known && v.stored;
+  const int met = meets ? meet(team, r, v.client, sums, sqrt(square), usual, table) : 0;
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n && v.stored; k += Team::kSize) {
+    r.products[v.client * r.n + k] = r.products[k * r.n + v.client] = k == v.client ? square : sums[k];
+  }
+  const bool met_any = total(team, met, table) > 0;
+  if (team.rank() == 0) {
+    r.met[v.client] += met_any;
+    if (v.stored) r.seen[v.client] = true;
+  }
+  team.sync();
+  keep(team, r, table, table.found + 2);
+  weigh(team, r, table, table.found + 5, out);
+}
+
+// A coordinate of the update as it takes part and is stored.
+SECUREAFL_FN float clipped(const Verdict& v, float g) { return g * v.clip; }
+
+}  // namespace secureafl::SECUREAFL_KIND

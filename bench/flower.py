@@ -104,6 +104,7 @@ def measure(device: str, sizes: Sizes) -> dict[tuple[int, str], list[float]]:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        rate(grid, maker(EMPTY), min(sizes.parameters), device, sizes)  # Ray's workers start meanwhile
         for _ in range(sizes.repeats):
             for d, name in rates:
                 rates[d, name].append(rate(grid, maker(name), d, device, sizes))

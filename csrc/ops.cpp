@@ -41,4 +41,5 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float quantile, float max_norm, bool filter, bool receive, bool store_all, int span, int known, float kin, "
       "float crowd, float turned, float least, float least_sum) -> (Tensor, Tensor, Tensor)");
   m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
+  m.def("resnet_gradient(Tensor vector, Tensor x, Tensor y, int classes) -> Tensor");
 }

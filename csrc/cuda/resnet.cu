@@ -1,0 +1,62 @@
+#include <torch/csrc/stable/library.h>
+
+#include "../check.h"
+#include "launch.cuh"
+#include "resnet.cuh"
+
+namespace secureafl {
+
+static_assert(sizeof(cuda::Shared) == 197184, "secureafl_ext/sim/models.py asks the GPU for as much");
+
+// A row per minibatch: the gradient at `vector` (d) of the mean loss over its images, cross entropy or, with no
+// classes, squared error. Factors are rounded to TF32.
+//   x (k, B, C, 32, 32)   y (k, B) int64, or float32 with no classes   -> (k, d)
+Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t classes) {
+  constexpr const char* op = "resnet_gradient";
+  if (vector.scalar_type() != ScalarType::Float) {
+    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
+  }
+  const Check check(op, "vector", vector, /*two_byte_types=*/false);
+  check.floats("x", x, "(k, B, C, 32, 32)", {-1, -1, -1, 32, 32});
+  check.typed("y", y, classes ? ScalarType::Long : ScalarType::Float, "(k, B)", {x.size(0), x.size(1)});
+  const auto within = [](const char* what, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) refuse(op, what, " ", least, " to ", most, ", got ", value);
+  };
+  within("classes must lie in", classes, 0, cuda::kMostClasses);
+  within("x must hold a number of minibatches k in", x.size(0), 0, 65536);
+  within("x must hold a number of images B in", x.size(1), 1, 1024);
+  within("x must hold a number of channels C in", x.size(2), 1, 8);
+  const int batch = static_cast<int>(x.size(1)), channels = static_cast<int>(x.size(2));
+  cuda::Resnet net = cuda::shape_of_resnet(batch, channels, static_cast<int>(classes));
+  check.shape("vector", vector, "(d,)", {net.size});
+  const cuda::Launcher launch(vector.get_device_index());
+  if (static_cast<int64_t>(sizeof(cuda::Shared)) > launch.most_shared()) {
+    refuse(op, "vector must be on a GPU that gives a block ", static_cast<int64_t>(sizeof(cuda::Shared)),
+           " bytes of shared memory, got ", launch.most_shared());
+  }
+
+  const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);
+  const int64_t k = x.size(0), at_a_time = 1024 / batch, most = k < at_a_time ? k : at_a_time;  // 2.5 GB of memory
+  const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
+  const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
+  const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.size});
+  net.vector = data<float>(parameters);
+  net.packs_at = mutable_data<float>(packs);
+  net.scratch = mutable_data<float>(memory);
+  net.parts = net.scratch + most * batch * net.memory;
+  launch(cuda::pack_kernel, k ? 2 * cuda::kConvs : 0, 256, 0, net);
+  for (int64_t first = 0; first < k; first += most) {
+    const int64_t count = k - first < most ? k - first : most;
+    net.x = data<float>(images) + first * batch * channels * 1024;
+    net.label = classes ? data<int64_t>(labels) + first * batch : nullptr;
+    net.target = classes ? nullptr : data<float>(labels) + first * batch;
+    net.result = mutable_data<float>(result) + first * net.size;
+    launch(cuda::resnet_kernel, count * batch, cuda::kThreads, sizeof(cuda::Shared), net);
+    launch(cuda::mean_kernel, count * ((net.size + 255) / 256), 256, 0, net);
+  }
+  return result;
+}
+
+}  // namespace secureafl
+
+STABLE_TORCH_LIBRARY_IMPL(secureafl, CUDA, m) { m.impl("resnet_gradient", TORCH_BOX(&secureafl::resnet_gradient)); }

@@ -1,0 +1,409 @@
+#pragma once
+
+#include "resnet_tiles.cuh"
+
+// The gradient of ResNet-20 with group norm. A sample's output depends on that sample alone, so one block takes one
+// image all the way through the net and back, and nothing but the sum over images needs all of them. The 19
+// convolutions are numbered as they come: 0 is the stem, 2 b - 1 and 2 b are those of block b = 1 .. 9.
+
+namespace secureafl::cuda {
+
+constexpr int kConvs = 19, kBlocks = 9, kMostClasses = 256;
+constexpr float kEpsilon = 1e-5f;  // of torch's group norm
+
+struct Resnet {
+  int batch, channels, classes;
+  // of each convolution: where its weights begin in a vector (then the norm's weight and bias), in `packed`, and its
+  // output, before the norm, in an image's memory
+  int weight[kConvs], packed[kConvs], z[kConvs];
+  int a[kBlocks + 1];  // the same of the input of block 1 and of the blocks' outputs
+  int held, memory;    // of two gradients that go past a block; floats of an image's memory
+  int head, packs, size;
+
+  const float* vector;   // (size)
+  const float* x;        // (images, channels, 32, 32)
+  const int64_t* label;  // (images) of a classification
+  const float* target;   // (images) of a regression: classes 0, mean squared error
+  float* packs_at;       // (2, packs): the weights as a warp loads them, forward and backward
+  float* scratch;        // (images, memory)
+  float* parts;          // (images, size): gradients
+  float* result;         // (images / batch, size)
+};
+
+__host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
+// A warp's products take eight input channels at a time: the image gets zeros for those that it does not have.
+__host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 8 : channels_of(conv - 1); }
+
+// All but the pointers and the number of images.
+inline Resnet shape_of_resnet(int batch, int channels, int classes) {
+  Resnet net{};
+  net.batch = batch, net.channels = channels, net.classes = classes;
+  for (int i = 0; i < kConvs; ++i) {
+    const int in = inputs_of(i), out = channels_of(i), real = i == 0 ? channels : in;
+    const int side = 512 / out;
+    net.weight[i] = net.head, net.head += out * real * 9 + 2 * out;
+    net.packed[i] = net.packs, net.packs += out * in * 9;
+    net.z[i] = net.memory, net.memory += out * side * side;
+    if (i % 2 == 0) net.a[i / 2] = net.memory, net.memory += out * side * side;
+  }
+  net.held = net.memory, net.memory += 2 * kLargest;
+  net.size = net.head + (classes ? classes : 1) * 65;
+  return net;
+}
+
+// Weights (out, in, 9) of every convolution in the order in which lanes hold them: forward b = (in, out), backward, for
+// the gradient of the input, b = (out, in).
+//   packs_at (2, .. conv: (9 k / 8, n / 8, 32, 2))
+static __global__ void pack_kernel(Resnet net) {
+  const int conv = blockIdx.x / 2, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const bool back = blockIdx.x % 2;
+  const int in = inputs_of(conv), out = channels_of(conv), real = conv == 0 ? net.channels : in;
+  const int k = back ? out : in, n = back ? in : out;
+  const float* weight = net.vector + net.weight[conv];
+  float* to = net.packs_at + (back ? net.packs : 0) + net.packed[conv];
+  for (int tile = threadIdx.x / 32; tile < 9 * k / 8 * (n / 8); tile += blockDim.x / 32) {
+    const int step = tile / (n / 8), tap = step / (k / 8);
+    for (int half = 0; half < 2; ++half) {
+      const int row = step % (k / 8) * 8 + t + 4 * half, column = tile % (n / 8) * 8 + g;
+      const int o = back ? row : column, i = back ? column : row;
+      to[(tile * 32 + lane) * 2 + half] = i < real ? to_tf32(weight[(o * real + i) * 9 + tap]) : 0;
+    }
+  }
+}
+
+// All that a block has at hand.
+struct Image {
+  const Resnet& net;
+  Shared& at;
+  const float* pixels;  // (channels, 32, 32)
+  float* memory;        // (net.memory)
+  float* parts;         // (net.size)
+
+  __device__ const float* packed(int conv, bool back) const {
+    return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
+  }
+  __device__ int gamma(int conv) const {
+    const int real = conv == 0 ? net.channels : inputs_of(conv);
+    return net.weight[conv] + channels_of(conv) * real * 9;
+  }
+  __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }
+};
+
+// z -> normalized, weighted and shifted
+struct Norm {
+  float mean, scale, gamma, beta;
+  __device__ float normal(float z) const { return (z - mean) * scale; }
+  __device__ float output(float normal) const { return normal * gamma + beta; }
+};
+
+__device__ inline Norm norm_of(const Image& image, int conv, int channel) {
+  const float2 moment = image.at.moments[conv * 8 + channel / 8];
+  return {moment.x, moment.y, image.net.vector[image.gamma(conv) + channel],
+          image.net.vector[image.beta(conv) + channel]};
+}
+
+// Of the channels of this lane's tiles: group, which of its two.
+template <int C>
+struct Norms {
+  Norm at[2][2];
+  __device__ Norms(const Image& image, int conv) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      at[i / 2][i % 2] = norm_of(image, conv, Level<C>::group(i / 2) * 8 + threadIdx.x % 4 * 2 + i % 2);
+    }
+  }
+  __device__ const Norm& operator()(int j, int e) const { return at[j][e % 2]; }
+};
+
+// As torch has them where there is NaN.
+__device__ inline float relu(float value) { return value <= 0 ? 0 : value; }
+__device__ inline float through(float gradient, float output) { return output <= 0 ? 0 : gradient; }
+
+// The moments of a convolution's output, which the block holds in its tiles: group by group, mean first.
+template <int C>
+__device__ inline void take_moments(const Image& image, int conv, const Tiles<C>& z) {
+  constexpr float kCount = 8 * Level<C>::kPixels;
+  float sum[2] = {}, square[2] = {};
+  for_tiles<C>([&](int i, int j, int e) { sum[j] += z[i][j][e]; });
+  sum_groups<C>(image.at.sums[0], sum);
+  for_tiles<C>([&](int i, int j, int e) {
+    const float off = z[i][j][e] - sum[j] / kCount;
+    square[j] += off * off;
+  });
+  sum_groups<C>(image.at.sums[1], square);
+  if (Level<C>::down() == 0 && threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      image.at.moments[conv * 8 + Level<C>::group(j)] =
+          make_float2(sum[j] / kCount, 1.0f / sqrtf(square[j] / kCount + kEpsilon));
+    }
+  }
+  __syncthreads();
+}
+
+// What goes past a block and is added to its output: the input, of level P; where that is larger, every second pixel of
+// it, with zeros for new channels, half of them on each side.
+template <int P, int C>
+__device__ inline void load_past(const float* past, Tiles<C>& to) {
+  if constexpr (P == C) {
+    load_tiles<C, false>(past, to);
+  } else {
+    for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
+      const int from = channel - (C - P) / 2, y = pixel / Level<C>::kSide * 2, x = pixel % Level<C>::kSide * 2;
+      const bool there = from >= 0 && from < P;  // both of the two, for P is even
+      const float* at = past + (y * Level<P>::kSide + x) * P + from;
+      to[i][j][2 * row] = there ? at[0] : 0, to[i][j][2 * row + 1] = there ? at[1] : 0;
+    });
+  }
+}
+
+// The convolution `conv` of the plane x (In channels), normalized, with a block's input of level P added if P > 0, and
+// ReLU. That becomes the plane x, and a[to] if to >= 0.
+template <int In, int C, int P>
+__device__ inline void forward(const Image& image, int conv, int past, int to) {
+  float* memory = image.memory;
+  Tiles<C> z = {}, other = {};
+  convolve<In, C>(image.at.x, image.packed(conv, false), z);
+  if constexpr (P > 0) load_past<P, C>(memory + image.net.a[past], other);
+  store_tiles<C, false>(z, memory + image.net.z[conv]);
+  take_moments<C>(image, conv, z);
+  if (In != C) clear_plane<C>(image.at.x);  // a frame of another size
+  const Norms<C> norms(image, conv);
+  for_tiles<C>([&](int i, int j, int e) {
+    const Norm& norm = norms(j, e);
+    z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + (P > 0 ? other[i][j][e] : 0));
+  });
+  store_plane<C, false>(z, image.at.x);
+  if (to >= 0) store_tiles<C, false>(z, memory + image.net.a[to]);
+  __syncthreads();
+}
+
+// The plane x: the image, or the input of a convolution that lies in global memory, as it is (conv < 0) or as the
+// output of another one whose norm and ReLU are still to be done.
+__device__ inline void load_image(const Image& image) {
+  for (int i = threadIdx.x; i < kFramed * kFramed * 8; i += kThreads) {
+    const int c = i % 8, y = i / 8 / kFramed - 1, x = i / 8 % kFramed - 1;
+    const bool inside = c < image.net.channels && y >= 0 && y < 32 && x >= 0 && x < 32;
+    image.at.x[i / 8 * pitch(8) + c] = inside ? to_tf32(image.pixels[(c * 32 + y) * 32 + x]) : 0;
+  }
+}
+template <int C>
+__device__ inline void load_plane(const Image& image, const float* from, int conv) {
+  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2;
+  const int c = threadIdx.x % C;  // the same in all steps, since C divides the number of threads
+  const Norm norm = conv < 0 ? Norm{} : norm_of(image, conv, c);
+#pragma unroll 4
+  for (int p = threadIdx.x / C; p < kWidth * kWidth; p += kThreads / C) {
+    const int y = p / kWidth - 1, x = p % kWidth - 1;
+    const bool inside = y >= 0 && y < kSide && x >= 0 && x < kSide;
+    float value = inside ? from[(y * kSide + x) * C + c] : 0;
+    if (inside && conv >= 0) value = relu(norm.output(norm.normal(value)));
+    image.at.x[p * pitch(C) + c] = to_tf32(value);
+  }
+}
+
+// What a convolution gave, normalized.
+template <int C, bool kSpread>
+__device__ inline void load_normal(const Image& image, int conv, const Norms<C>& norms, Tiles<C>& normal) {
+  load_tiles<C, kSpread>(image.memory + image.net.z[conv], normal);
+  for_tiles<C>([&](int i, int j, int e) { normal[i][j][e] = norms(j, e).normal(normal[i][j][e]); });
+}
+
+// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz.
+template <int C, bool kSpread>
+__device__ inline void norm_backward(const Image& image, int conv, const Norms<C>& norms, const Tiles<C>& normal,
+                                     Tiles<C>& dy) {
+  constexpr float kCount = 8 * Level<C>::kPixels;
+  float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
+  for_tiles<C>([&](int i, int j, int e) {
+    sums[j][e % 2][0] += dy[i][j][e];
+    sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
+  });
+  sum_channels<C>(image.at, sums);
+  const float* total = image.at.totals;  // (C, 2)
+  const float* gamma = image.net.vector + image.gamma(conv);
+  for (int c = threadIdx.x; c < C; c += kThreads) {
+    image.parts[image.beta(conv) + c] = total[2 * c];
+    image.parts[image.gamma(conv) + c] = total[2 * c + 1];
+  }
+  float means[2][2] = {};  // group; of dy gamma, and of dy gamma times what was normalized
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int c = Level<C>::group(i / 8) * 8 + i % 8;
+    means[i / 8][0] += gamma[c] * total[2 * c] / kCount;
+    means[i / 8][1] += gamma[c] * total[2 * c + 1] / kCount;
+  }
+  for_tiles<C>([&](int i, int j, int e) {
+    const Norm& norm = norms(j, e);
+    dy[i][j][e] = norm.scale * (norm.gamma * dy[i][j][e] - means[j][0] - normal[i][j][e] * means[j][1]);
+  });
+  store_plane<C, kSpread>(dy, image.at.dz);
+}
+
+// The gradient of a convolution's weights, from the planes x and dz. Ends with x free for others.
+template <int In, int C>
+__device__ inline void weight_backward(const Image& image, int conv) {
+  float* to = image.parts + image.net.weight[conv];
+  const int real = conv == 0 ? image.net.channels : In;
+  weight_products<In, C>(image.at.x, image.at.dz, to, real);
+}
+
+// Block b, of level C, whose input is of level In: dout, the gradient of its output, in tiles that are spread or not,
+// -> that of its input.
+template <int In, int C, bool kSpread>
+__device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout, Tiles<In>& din) {
+  const int first = 2 * b - 1, second = 2 * b;
+  float* memory = image.memory;
+  float* past = memory + image.net.held + b % 2 * kLargest;  // by turns: others may still read the last one's
+  {
+    Tiles<C> normal;
+    load_tiles<C, kSpread>(memory + image.net.a[b], normal);
+    for_tiles<C>([&](int i, int j, int e) { dout[i][j][e] = through(dout[i][j][e], normal[i][j][e]); });
+    store_tiles<C, kSpread>(dout, past);
+    const Norms<C> norms(image, second);
+    load_normal<C, kSpread>(image, second, norms, normal);
+    norm_backward<C, kSpread>(image, second, norms, normal, dout);
+  }
+  load_plane<C>(image, memory + image.net.z[first], first);
+  __syncthreads();
+  weight_backward<C, C>(image, second);
+  {
+    Tiles<C> inner = {}, normal;
+    convolve_back<C, C>(image.at.dz, image.packed(second, true), inner);
+    const Norms<C> norms(image, first);
+    load_normal<C, false>(image, first, norms, normal);
+    for_tiles<C>(
+        [&](int i, int j, int e) { inner[i][j][e] = through(inner[i][j][e], norms(j, e).output(normal[i][j][e])); });
+    norm_backward<C, false>(image, first, norms, normal, inner);
+  }
+  load_plane<In>(image, memory + image.net.a[b - 1], -1);
+  __syncthreads();
+  weight_backward<In, C>(image, first);
+  for_tiles<In>([&](int i, int j, int e) { din[i][j][e] = 0; });
+  convolve_back<In, C>(image.at.dz, image.packed(first, true), din);
+  if constexpr (In == C) {
+    Tiles<C> other;
+    load_tiles<C, false>(past, other);
+    for_tiles<C>([&](int i, int j, int e) { din[i][j][e] += other[i][j][e]; });
+  } else {
+    for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
+      const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
+      if (y % 2 || x % 2) return;
+      const float* at = past + (y / 2 * Level<C>::kSide + x / 2) * C + channel + (C - In) / 2;
+      din[i][j][2 * row] += at[0], din[i][j][2 * row + 1] += at[1];
+    });
+  }
+}
+
+// Means over the pixels, the last layer, the loss and its gradient: of the last block's output, dout. A regression has
+// one output.
+__device__ inline void head(const Image& image, int64_t i, Tiles<64>& dout) {
+  const Resnet& net = image.net;
+  const int outputs = net.classes ? net.classes : 1;
+  const float* out = image.memory + net.a[kBlocks];
+  float sums[2][2][2] = {};
+  load_tiles<64, false>(out, dout);
+  for_tiles<64>([&](int m, int j, int e) { sums[j][e % 2][0] += dout[m][j][e]; });
+  sum_channels<64>(image.at, sums);
+  float *features = image.at.features, *logits = image.at.logits;
+  for (int c = threadIdx.x; c < 64; c += kThreads) features[c] = image.at.totals[2 * c] / 64;
+  __syncthreads();
+  const float* weight = net.vector + net.head;  // (outputs, 64), then the bias
+  for (int k = threadIdx.x; k < outputs; k += kThreads) {
+    float sum = weight[outputs * 64 + k];
+    for (int c = 0; c < 64; ++c) sum = fmaf(weight[k * 64 + c], features[c], sum);
+    logits[k] = sum;
+  }
+  __syncthreads();
+  float most = logits[0], whole = 0;
+  for (int k = 1; k < outputs; ++k) most = logits[k] > most ? logits[k] : most;
+  for (int k = 0; k < outputs; ++k) whole += expf(logits[k] - most);
+  __syncthreads();
+  for (int k = threadIdx.x; k < outputs; k += kThreads) {
+    const float wanted = net.classes ? k == net.label[i] : net.target[i];
+    logits[k] = net.classes ? expf(logits[k] - most) / whole - wanted : 2 * (logits[k] - wanted);
+    image.parts[net.head + outputs * 64 + k] = logits[k];
+  }
+  __syncthreads();
+  for (int k = threadIdx.x; k < outputs * 64; k += kThreads) {
+    image.parts[net.head + k] = logits[k / 64] * features[k % 64];
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < 64; c += kThreads) {
+    float sum = 0;
+    for (int k = 0; k < outputs; ++k) sum = fmaf(logits[k], weight[k * 64 + c], sum);
+    features[c] = sum / 64;
+  }
+  __syncthreads();
+  for_pairs<64, false>([&](int m, int j, int row, int, int channel) {
+    dout[m][j][2 * row] = features[channel], dout[m][j][2 * row + 1] = features[channel + 1];
+  });
+}
+
+// Block: an image.
+static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) {
+  Shared& at = shared_memory<Shared>();
+  const int64_t i = blockIdx.x;
+  const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, net.parts + i * net.size};
+  load_image(image);
+  __syncthreads();
+  forward<8, 16, 0>(image, 0, 0, 0);
+  for (int b = 1; b <= 3; ++b) {
+    forward<16, 16, 0>(image, 2 * b - 1, 0, -1);
+    forward<16, 16, 16>(image, 2 * b, b - 1, b);
+  }
+  forward<16, 32, 0>(image, 7, 0, -1);
+  forward<32, 32, 16>(image, 8, 3, 4);
+  for (int b = 5; b <= 6; ++b) {
+    forward<32, 32, 0>(image, 2 * b - 1, 0, -1);
+    forward<32, 32, 32>(image, 2 * b, b - 1, b);
+  }
+  forward<32, 64, 0>(image, 13, 0, -1);
+  forward<64, 64, 32>(image, 14, 6, 7);
+  for (int b = 8; b <= 9; ++b) {
+    forward<64, 64, 0>(image, 2 * b - 1, 0, -1);
+    forward<64, 64, 64>(image, 2 * b, b - 1, b);
+  }
+
+  Tiles<64> d64;
+  Tiles<32> d32;
+  Tiles<16> d16;
+  head(image, i, d64);
+  clear_plane<64>(at.dz);
+  for (int b = 9; b >= 8; --b) block_backward<64, 64, false>(image, b, d64, d64);
+  block_backward<32, 64, false>(image, 7, d64, d32);
+  __syncthreads();
+  clear_plane<32>(at.dz);
+  block_backward<32, 32, true>(image, 6, d32, d32);
+  block_backward<32, 32, false>(image, 5, d32, d32);
+  block_backward<16, 32, false>(image, 4, d32, d16);
+  __syncthreads();
+  clear_plane<16>(at.dz);
+  block_backward<16, 16, true>(image, 3, d16, d16);
+  for (int b = 2; b >= 1; --b) block_backward<16, 16, false>(image, b, d16, d16);
+
+  const Norms<16> norms(image, 0);
+  Tiles<16> normal;
+  load_normal<16, false>(image, 0, norms, normal);
+  for_tiles<16>(
+      [&](int k, int j, int e) { d16[k][j][e] = through(d16[k][j][e], norms(j, e).output(normal[k][j][e])); });
+  norm_backward<16, false>(image, 0, norms, normal, d16);
+  load_image(image);
+  __syncthreads();
+  weight_backward<8, 16>(image, 0);
+}
+
+// The mean of the images' gradients, in their order.      parts (minibatches, batch, size) -> result (minibatches,
+// size)
+static __global__ void __launch_bounds__(256) mean_kernel(Resnet net) {
+  const int64_t blocks = (net.size + 255) / 256, minibatch = blockIdx.x / blocks;
+  const int i = static_cast<int>(blockIdx.x % blocks) * 256 + threadIdx.x;
+  if (i >= net.size) return;
+  const float* from = net.parts + minibatch * net.batch * net.size + i;
+  float sum = 0;
+#pragma unroll 8
+  for (int k = 0; k < net.batch; ++k) sum += from[k * static_cast<int64_t>(net.size)];
+  net.result[minibatch * net.size + i] = sum / static_cast<float>(net.batch);
+}
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,42 @@
+#pragma once
+
+#ifdef SECUREAFL_EMULATED
+#include "block.h"  // of python_tests/emulator: all this for a CPU, so that a kernel's source is tested without a GPU
+#else
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+// One product of a warp's tensor cores: sum (16, 8) += a (16, 8) b (8, 8), in TF32: factors have 11 significant bits
+// and the range of float32, sums are float32. What a lane holds, with g = lane / 4 and t = lane % 4:
+//   a: (g, t) (g + 8, t) (g, t + 4) (g + 8, t + 4)   b: (t, g) (t + 4, g)
+//   sum: (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1)
+
+namespace secureafl::cuda {
+
+// Rounded to TF32; to be done once, where a factor is written.
+__device__ inline float to_tf32(float value) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return __uint_as_float(bits);
+}
+
+__device__ inline void add_product(float (&sum)[4], const float (&a)[4], float2 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
+}
+
+// The memory that a block was launched with.
+template <typename T>
+__device__ inline T& shared_memory() {
+  extern __shared__ float4 bytes[];
+  return *reinterpret_cast<T*>(bytes);
+}
+
+}  // namespace secureafl::cuda
+
+#endif

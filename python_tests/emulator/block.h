@@ -1,0 +1,167 @@
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+// A block of a kernel on one CPU thread: every CUDA thread is a fiber that runs until it has to wait, for its warp or
+// for its block. A warp that does not come together, or a barrier that some never reach, ends the program. Warps take
+// turns in an order that a seed shuffles: where a barrier is missing, results depend on it.
+
+#define __device__
+#define __host__
+#define __global__
+#define __launch_bounds__(...)
+
+struct float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+namespace emulator {
+
+struct Index {
+  unsigned x;
+};
+enum class Waits { kNo, kForWarp, kForBlock, kDone };
+struct Fiber {
+  ucontext_t context;  // to begin with; from then on it jumps, which asks nothing of the system
+  jmp_buf here;
+  bool began;
+  std::vector<char> stack;
+  Waits waits;
+  Index thread;
+  int meetings;  // with its warp
+};
+using Board = float[2][32][6];  // what the lanes of a warp show each other; by turns, so that one wait is enough
+
+inline std::vector<Fiber> fibers;
+inline std::vector<std::vector<float>> boards;
+inline std::vector<float> memory;  // shared
+inline jmp_buf scheduler;
+inline Fiber* current;
+inline Index block, size;
+inline std::function<void()> kernel;
+
+inline void wait(Waits what) {
+  Fiber& fiber = *current;
+  fiber.waits = what;
+  if (_setjmp(fiber.here) == 0) _longjmp(scheduler, 1);
+}
+inline void go_on(Fiber& fiber) {
+  current = &fiber;
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.began) _longjmp(fiber.here, 1);
+  fiber.began = true;
+  setcontext(&fiber.context);
+}
+inline void live() {
+  kernel();
+  wait(Waits::kDone);
+}
+
+// The lanes' places on their warp's board, for one exchange.
+inline float (*board())[6] {
+  auto& both = reinterpret_cast<Board&>(boards[current->thread.x / 32][0]);
+  return both[current->meetings++ % 2];
+}
+
+inline int count(int first, int last, Waits what) {
+  return static_cast<int>(std::count_if(fibers.begin() + first, fibers.begin() + last,
+                                        [&](const Fiber& fiber) { return fiber.waits == what; }));
+}
+inline void release(int first, int last, Waits what) {
+  for (int i = first; i < last; ++i) {
+    if (fibers[i].waits == what) fibers[i].waits = Waits::kNo;
+  }
+}
+
+// Until each of its lanes waits for the block, or is done.
+inline void run_warp(int first, int last) {
+  do {
+    release(first, last, Waits::kForWarp);
+    for (int i = first; i < last; ++i) {
+      if (fibers[i].waits == Waits::kNo) go_on(fibers[i]);
+    }
+    const int together = count(first, last, Waits::kForWarp);
+    if (together != 0 && together != last - first - count(first, last, Waits::kDone)) std::abort();
+  } while (count(first, last, Waits::kForWarp) > 0);
+}
+
+inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> what) {
+  std::mt19937 random(seed);
+  kernel = std::move(what), size = {static_cast<unsigned>(threads)};
+  fibers.resize(threads), boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  std::vector<int> warps(threads / 32);
+  for (int i = 0; i < threads / 32; ++i) warps[i] = i;
+  for (int b = 0; b < blocks; ++b) {
+    block = {static_cast<unsigned>(b)}, memory.assign(shared_floats, std::nanf(""));
+    for (int i = 0; i < threads; ++i) {
+      Fiber& fiber = fibers[i];
+      fiber.stack.resize(1 << 17), fiber.waits = Waits::kNo, fiber.thread = {static_cast<unsigned>(i)};
+      fiber.meetings = 0, fiber.began = false;
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, live, 0);
+    }
+    while (count(0, threads, Waits::kDone) < threads) {
+      std::shuffle(warps.begin(), warps.end(), random);
+      for (int warp : warps) run_warp(32 * warp, 32 * warp + 32);
+      const int together = count(0, threads, Waits::kForBlock);
+      if (together != 0 && together != threads) std::abort();
+      release(0, threads, Waits::kForBlock);
+    }
+  }
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::current->thread)
+#define blockIdx (emulator::block)
+#define blockDim (emulator::size)
+
+inline void __syncthreads() { emulator::wait(emulator::Waits::kForBlock); }
+
+inline float __shfl_xor_sync(unsigned, float value, int far) {
+  const auto board = emulator::board();
+  const int lane = threadIdx.x % 32;
+  board[lane][0] = value;
+  emulator::wait(emulator::Waits::kForWarp);
+  return board[lane ^ far][0];
+}
+
+namespace secureafl::cuda {
+
+// Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
+inline float to_tf32(float value) { return value; }
+
+inline void add_product(float (&sum)[4], const float (&a)[4], float2 b) {
+  const auto board = emulator::board();
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  std::copy(a, a + 4, board[lane]);
+  board[lane][4] = b.x, board[lane][5] = b.y;
+  emulator::wait(emulator::Waits::kForWarp);
+  for (int e = 0; e < 4; ++e) {
+    const int row = g + e / 2 * 8, column = 2 * t + e % 2;
+    float product = 0;
+    for (int k = 0; k < 8; ++k) {
+      product += board[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] * board[column * 4 + k % 4][4 + k / 4];
+    }
+    sum[e] += product;
+  }
+}
+
+template <typename T>
+inline T& shared_memory() {
+  return *reinterpret_cast<T*>(emulator::memory.data());
+}
+
+}  // namespace secureafl::cuda

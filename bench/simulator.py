@@ -3,8 +3,11 @@
 python bench/simulator.py [--device cpu|cuda] [--quick] [--out DIR]
 """
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -27,14 +30,15 @@ class Sizes:
     clients: int
     defenses: tuple[str, ...]  # each without an attack
     attacks: tuple[str, ...]  # each against SecureAFL
+    together: tuple[int, ...]  # runs side by side
     repeats: int
 
 
 ALL = (*(name for name in DEFENSES if not name.startswith("secureafl-")), "secureafl-kin")
 SIZES = {
-    "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), 20),
-    "quick": Sizes(40, 50, ("async-sgd", "secureafl"), ("gaussian",), 3),
-    "tiny": Sizes(4, 5, ("async-sgd", "secureafl"), ("sign-flip",), 1),
+    "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), (1, 2, 4, 8, 16), 20),
+    "quick": Sizes(40, 50, ("async-sgd", "secureafl"), ("gaussian",), (1, 2), 3),
+    "tiny": Sizes(4, 5, ("async-sgd", "secureafl"), ("sign-flip",), (1, 2), 1),
 }
 ON_CPU = 200  # rounds: a hundredth of a GPU's speed
 
@@ -89,6 +93,34 @@ def graph_ms(chosen: Settings, clock: Clock) -> dict[str, float]:
         }
 
 
+def rounds_per_second(chosen: Settings, together: int) -> float:
+    """Of all of so many runs, each on a thread and a stream of its own, over the second half of each."""
+    ready = threading.Barrier(together + 1)
+
+    def one() -> None:
+        try:
+            with loop.side_stream(chosen.device), loop.exact():
+                rounds = loop.Rounds(chosen)
+                half = len(rounds.plan)
+                rounds.advance(half)
+                rounds.at.item()
+                ready.wait()
+                rounds.advance(half)
+                rounds.at.item()
+        except BaseException:
+            ready.abort()
+            raise
+
+    with loop.exact(), ThreadPoolExecutor(together) as pool:
+        futures = [pool.submit(one) for _ in range(together)]
+        with suppress(threading.BrokenBarrierError):  # one of them will tell why
+            ready.wait()
+        start = time.perf_counter()
+        for future in futures:
+            future.result()
+        return together * chosen.rounds / 2 / (time.perf_counter() - start)
+
+
 def main() -> None:
     chosen = options(__doc__.splitlines()[0], SIZES)
     sizes, device = SIZES[chosen.sizes], chosen.device
@@ -111,6 +143,15 @@ def main() -> None:
         both = sum(parts.values())
         cells = [f"{ms:.3f}" for ms in (*parts.values(), whole)]
         lines[kind].append((name, *cells, ratio(whole, both), f"{1e3 / whole:,.0f}", must))
+    side_by_side = []
+    for name in tqdm(sizes.defenses, unit="defense", leave=False):
+        one = settings(device, sizes, count, defense=name, attack="none")
+        rates = [rounds_per_second(one, together) for together in sizes.together]
+        rows += [
+            Row(f"{k} at a time", name, sizes.clients, d, one.memory, 1e3 / rate)
+            for k, rate in zip(sizes.together, rates, strict=True)
+        ]
+        side_by_side.append((name, *(f"{rate:,.0f}" for rate in rates)))
     parts = [
         head("The simulator", device),
         f"The paper's CNN on {one.dataset}, batch {one.batch}, {sizes.clients} clients; mean over {count:,} rounds "
@@ -123,6 +164,9 @@ def main() -> None:
         ),
         "## Rounds of SecureAFL, a fifth of the clients malicious",
         table(("attack", "round ms", "rounds/s"), lines["attack"]),
+        "## Runs side by side",
+        f"Rounds a second in all, without an attack; `secureafl` has {loop.SIDE_BY_SIDE} at a time on a GPU.",
+        table(("defense", *(f"{together} at a time" for together in sizes.together)), side_by_side),
     ]
     write(chosen.out, "simulator", "\n\n".join(parts), rows, picture=False)
 

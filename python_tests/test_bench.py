@@ -64,11 +64,14 @@ def test_a_wrong_server_is_not_timed(tmp_path):
         assert not (tmp_path / name).exists()
 
 
-def test_simulator_times_rounds_and_their_parts(tmp_path):
+TIMED = ("defense", "gradient", "server", "1 at a time", "2 at a time")
+
+
+def test_simulator_times_rounds_their_parts_and_runs_side_by_side(tmp_path):
     text, rows = run("simulator", tmp_path)
     assert "python bench/simulator.py" in text and "seed 0" in text
     assert {(row["table"], row["how"]) for row in rows} == {
-        *((table, how) for table in ("defense", "gradient", "server") for how in ("async-sgd", "secureafl")),
+        *((table, how) for table in TIMED for how in ("async-sgd", "secureafl")),
         ("attack", "sign-flip"),
     }
     assert {(row["n"], row["d"]) for row in rows} == {("5", "139960")}

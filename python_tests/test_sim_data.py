@@ -281,7 +281,7 @@ def test_driving_log(tmp_path):
         with open(tmp_path / "log/driving_log.csv", "w", newline="") as file:
             csv.writer(file).writerows(header + rows)
         got = data.load("udacity", tmp_path / "log")
-        assert got.classes == 0 and got.shape == (3, 66, 200) and got.train_y.dtype == torch.float32
+        assert got.classes == 0 and got.shape == (3, 32, 32) and got.train_y.dtype == torch.float32
         assert [int(x.unique()) for x in got.train_x] == [0, 10, 20, 30, 40, 50, 60, 70]
         assert [int(x.unique()) for x in got.test_x] == [80, 90], "the last fifth is the test"
         torch.testing.assert_close(torch.cat([got.train_y, got.test_y]), torch.arange(10) / 10 - 0.5)
@@ -333,11 +333,13 @@ def test_npz(tmp_path):
     assert same(got.train_x, images[:5].transpose(0, 3, 1, 2)) and same(got.test_x, images[5:].transpose(0, 3, 1, 2))
     assert same(got.train_y, y)
 
-    frames = pixels(5, 66, 200, 3)
-    blob, at = joined(list(frames), "PNG")
+    frames = pixels(5, 32, 32, 3)
+    blob, at = joined([frame.repeat(2, 0).repeat(3, 1) for frame in frames], "PNG")
     np.savez(tmp_path / "udacity/udacity_track.npz", jpeg=blob, offsets=at, steering=np.linspace(-1, 1, 5))
     got = data.load("udacity", tmp_path)
-    assert same(got.train_x, frames[:4].transpose(0, 3, 1, 2)) and got.test_y.tolist() == [1.0] and got.classes == 0
+    assert got.shape == (3, 32, 32) and got.test_y.tolist() == [1.0] and got.classes == 0
+    apart = got.train_x.float() - torch.from_numpy(frames[:4]).permute(0, 3, 1, 2)
+    assert apart.abs().mean() < 20  # smoothed a little
 
     small = pixels(3, 64, 64, 3)
     (train, train_at), (val, val_at) = joined(list(small[:2]), "PNG"), joined(list(small[2:]), "PNG")

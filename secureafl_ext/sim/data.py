@@ -158,7 +158,7 @@ SOURCES = {
         "unpack tiny-imagenet-200.zip",
     ),
     "udacity": Source(
-        "200 x 66 colour, the road ahead and the steering (-1 to 1), split by time",
+        "32 x 32 colour, the road ahead and the steering (-1 to 1), split by time",
         (0.58, 0.56, 0.47),  # of one recording; others differ little beside the deviation
         (0.18, 0.17, 0.16),
         (

@@ -19,7 +19,8 @@ from . import safe_pickle
 
 TINY_SIDE = 64
 # A frame of the driving simulator, 320 x 160, has sky above and the bonnet below: rows 60 to 134 are road.
-ROAD_TOP, ROAD_BOTTOM, ROAD_WIDTH, ROAD_HEIGHT = 60 / 160, 135 / 160, 200, 66
+ROAD_TOP, ROAD_BOTTOM = 60 / 160, 135 / 160
+ROAD_SIDE = 32  # what is left is shrunk to: the size that ResNet-20 was made for
 # Frames follow each other at ten a second: a random test set would have a twin of every frame in the training set.
 TEST_SHARE = 0.2
 
@@ -180,7 +181,11 @@ def by_time(x: np.ndarray, y: np.ndarray) -> Arrays:
 
 def road(image: Any) -> Any:
     box = (0, round(ROAD_TOP * image.height), image.width, round(ROAD_BOTTOM * image.height))
-    return image.crop(box).resize((ROAD_WIDTH, ROAD_HEIGHT), resample=1)  # 1: Lanczos
+    return shrunk(image.crop(box))
+
+
+def shrunk(image: Any) -> Any:
+    return image.resize((ROAD_SIDE, ROAD_SIDE), resample=1)  # 1: Lanczos
 
 
 def driving_log(folder: Path) -> Arrays:
@@ -247,4 +252,5 @@ def tiny_npz(folder: Path) -> Arrays:
 
 def udacity_npz(folder: Path) -> Arrays:
     values = npz(folder, "udacity*.npz")
-    return by_time(decode_all(pieces(values, "jpeg", "offsets"), decoder()), values["steering"].astype(np.float32))
+    frames = decode_all(pieces(values, "jpeg", "offsets"), decoder(shrunk))  # of the road alone
+    return by_time(frames, values["steering"].astype(np.float32))

@@ -34,7 +34,6 @@ SETUP = {
     "cifar10": {"rounds": 30_000},
     "cifar100": {"rounds": 30_000},
     "tiny-imagenet": {"rounds": 80_000},
-    "udacity": {"model": "resnet20"},
 }
 
 

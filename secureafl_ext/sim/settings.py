@@ -32,7 +32,7 @@ class Settings:
 
     dataset: str = data.DEFAULT
     data_dir: str | None = None  # where to look first
-    model: str | None = None  # cnn; resnet20 for colour images with labels
+    model: str | None = None  # cnn; resnet20 for colour images
     clients: int | None = None  # n: 50; 10 for tiny-imagenet and udacity, 20 on the embedded data
     malicious: float = 0.2  # share of the clients that attack
     attack: str = "none"
@@ -70,7 +70,7 @@ class Settings:
         embedded = self.dataset == data.DEFAULT
         grey = embedded or self.dataset == "fashion-mnist"
         filled = {
-            "model": "cnn" if grey or self.dataset == "udacity" else "resnet20",
+            "model": "cnn" if grey else "resnet20",
             "clients": 20 if embedded else 10 if self.dataset in SMALL else 50,
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,

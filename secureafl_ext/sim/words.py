@@ -15,7 +15,7 @@ from .settings import Settings, UndefinedError
 HELP = {
     "dataset": "what is learned",
     "data_dir": "folder to look for data in first",
-    "model": "net that is trained; unset: resnet20 for colour images with labels, else cnn",
+    "model": "net that is trained; unset: resnet20 for colour images, else cnn",
     "clients": "n; unset: 50, or 10 for tiny-imagenet and udacity, 20 on the embedded data",
     "malicious": "share of the clients that attack",
     "attack": "what malicious clients do",

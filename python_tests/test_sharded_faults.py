@@ -1,0 +1,149 @@
+"""Mistakes and faults on one rank: an error on all of them, no hang, and nothing lost."""
+
+import math
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from splits import SETTINGS, D, N, digest, digests, history_of_arrivals, replay, start
+
+from secureafl_ext import SecureAFL
+
+
+def mistakes(group, arrivals):
+    """Rank 1 errs in every way; what each rank was told, and whether all went on as if nothing had been."""
+    server, rank, told = start(SETTINGS, group), dist.get_rank(group), {}
+    replay(server, arrivals[:20], group)
+
+    def err(name, call, wrong):
+        try:
+            (wrong if rank == 1 else call)()
+        except Exception as error:
+            told[name] = f"{type(error).__name__} {error}"
+
+    good, now = torch.ones_like(server.model), server.version
+    for name, *wrong in (
+        ("shape", 3, torch.ones(D), now),
+        ("dtype", 3, good.double(), now),
+        ("no tensor", 3, [1.0], now),
+        ("client", 4, good, now),
+        ("no client", N, good, now),
+        ("no number", "3", good, now),
+        ("version", 3, good, now - 1),
+        ("stale", 3, good, 2),
+        ("future", 3, good, now + 1),
+    ):
+        err(name, lambda: server.submit(3, good, now), lambda wrong=wrong: server.submit(*wrong))
+    err("call", lambda: server.submit(3, good, now), server.estimates)
+    err("path", lambda: server.save("one"), lambda: server.save("other"))
+    state = (
+        server.state_dict()
+    )  # not sooner: the last round's end, which waits for a message, must outlast all of these
+    err("state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "dw": good}))
+    err("other state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "version": 3}))
+    whole = torch.zeros(D)
+    err("settings", lambda: start(SETTINGS, group), lambda: start({**SETTINGS, "lr": 0.1}, group))
+    err("setting", lambda: start(SETTINGS, group), lambda: start({**SETTINGS, "lr": math.nan}, group))
+    err("slice", lambda: start(SETTINGS, group), lambda: SecureAFL(whole, N, **SETTINGS, process_group=group))
+    err("model", lambda: start(SETTINGS, group), lambda: SecureAFL([0.0], N, **SETTINGS, process_group=group))
+    err("file", lambda: start(SETTINGS, group), lambda: SecureAFL.load(os.devnull, process_group=group))
+    replay(server, arrivals[20:], group)
+    return told, now, digest(server.state_dict())
+
+
+def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks):
+    arrivals, *_ = history_of_arrivals(SETTINGS, 40)
+    answers = ranks.run(2, mistakes, arrivals)
+    (right, now, _), (wrong, *_) = answers
+    first, second = D // 2 + 1, D // 2
+    tensor = f"ValueError SecureAFL.submit: update must be a tensor ({second},) float32, got"
+    for name, words in {
+        "shape": f"{tensor} ({D},) float32",
+        "dtype": f"{tensor} ({second},) float64",
+        "no tensor": f"{tensor} list",
+        "no client": f"ValueError SecureAFL.submit: client must lie in 0..{N - 1}, got {N}",
+        "no number": "TypeError 'str' object cannot be interpreted as an integer",
+        "future": "ValueError SecureAFL.submit: version must lie in",
+        "state": "ValueError SecureAFL.load_state_dict: dw must be",
+        "setting": "ValueError SecureAFL: lr must be a finite number, got nan",
+        "model": "ValueError SecureAFL: model must be a flat float32 or float64 tensor, got list",
+    }.items():
+        assert wrong[name].startswith(words), wrong[name]
+        assert "rank 1 refused or failed, and says why itself; nothing has changed on any rank" in right[name]
+    for name, words in {
+        "client": "SecureAFL.submit: client must be the same on all ranks, got 3 on rank 0, 4 on rank 1; nothing has",
+        "version": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, {now - 1} on rank",
+        "stale": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, 2 on rank 1; nothing",
+        "call": "call must be the same on all ranks, got submit on rank 0, estimates on rank 1; nothing has changed",
+        "path": "SecureAFL.save: file must be the same on all ranks",
+        "other state": "SecureAFL.load_state_dict: version must be the same on all ranks",
+        "settings": "SecureAFL: settings must be the same on all ranks",
+        "slice": f"SecureAFL: model must be the slices of {first + D} coordinates that shard gives",
+    }.items():
+        assert words in wrong[name] and words in right[name], (wrong[name], right[name])
+    assert wrong["file"].startswith("OSError") and "refused or failed" in right["file"]
+    assert [state for *_, state in answers] == ranks.run(2, digests, SETTINGS, arrivals)
+
+
+def loses_a_rank(group, arrivals, how):
+    dist.barrier()  # all are there before the short time-out counts
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    server = start(SETTINGS, group)
+    replay(server, arrivals[:5], group)
+    if dist.get_rank(group) == 1:
+        if how == "exits":
+            os._exit(1)
+        if how == "hangs":
+            time.sleep(5)
+        if how == "raises":
+            raise KeyError("of the caller's own")
+    version = server.version
+    with pytest.raises(RuntimeError, match="a message between the ranks failed: one of them has ended, hangs or"):
+        replay(server, arrivals[5:], group)
+    return server.version == version
+
+
+@pytest.mark.parametrize("how", ["exits", "hangs", "raises"])
+def test_a_rank_that_is_lost_ends_the_others_within_the_time_out(ranks, how):
+    arrivals, *_ = history_of_arrivals(SETTINGS, 10)
+    began = time.monotonic()
+    answers = ranks.run(3, loses_a_rank, arrivals, how)
+    assert time.monotonic() - began < 20
+    assert answers[0] is True and answers[2] is True
+    assert {"exits": answers[1] is None, "raises": isinstance(answers[1], KeyError), "hangs": True}[how]
+
+
+# What is not offered
+
+
+def refusals(group):
+    told = []
+    for settings in ({"rule": "krum"}, {"memory": 0}, {"pairs": "rounds"}, {"history_dtype": torch.float64}):
+        with pytest.raises(ValueError) as error:
+            start({**SETTINGS, **settings}, group)
+        told.append(str(error.value))
+    server = start(SETTINGS, group)
+    with pytest.raises(ValueError) as error:
+        server.enqueue(torch.tensor([0]), torch.ones(D), server.model)
+    return told, str(error.value), server.capturable, server.version
+
+
+def test_what_is_not_split_is_refused_in_words(ranks):
+    ((told, enqueue, capturable, version),) = ranks.run(1, refusals)
+    for words in told:
+        assert words == (
+            'SecureAFL: process_group must come with a coordinate-wise rule, buckets=1, pairs="received" and '
+            "history_dtype float32 or float16, at most 1024 clients and a memory of 1 to 16 (on a GPU 5), "
+            "got another setting"
+        )
+    assert enqueue == "SecureAFL.enqueue: the server must have no process_group, got one; submit to it"
+    assert not capturable and version == 0
+
+
+def test_what_is_no_group_of_ours_is_refused():
+    for other in ("gloo", dist.GroupMember.NON_GROUP_MEMBER):
+        with pytest.raises(ValueError, match="process_group must be a group that this process is a member of, got"):
+            SecureAFL(torch.zeros(4), 2, process_group=other)

@@ -232,14 +232,15 @@ __device__ inline void weight_products(float* x, const float* dz, float* to, int
     float sum[9][4] = {};
 #pragma unroll 1
     for (int p = part * kCount; p < (part + 1) * kCount; p += 8) {
-      const float* near = dz + Level<C>::place(p + t) + o;
-      const float a[4] = {near[0], near[8], near[4 * pitch(C)], near[4 * pitch(C) + 8]};
-      const int y = p / kSide * kStep + 1, at = (p % kSide + t) * kStep + 1;
+      // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
+      const float* near = dz + Level<C>::place(p + 2 * t) + o;
+      const float a[4] = {near[0], near[8], near[pitch(C)], near[pitch(C) + 8]};
+      const int y = p / kSide * kStep + 1, at = (p % kSide + 2 * t) * kStep + 1;
       const float* pixel = x + (y * kWidth + at) * pitch(In) + i + g;
 #pragma unroll
       for (int tap = 0; tap < 9; ++tap) {
         const float* from = pixel + ((tap / 3 - 1) * kWidth + tap % 3 - 1) * pitch(In);
-        add_product(sum[tap], a, make_float2(from[0], from[4 * kStep * pitch(In)]));
+        add_product(sum[tap], a, make_float2(from[0], from[kStep * pitch(In)]));
       }
     }
     if (kParts > 1) __syncthreads();  // all have read x; a single pair each

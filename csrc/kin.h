@@ -13,9 +13,10 @@ namespace secureafl::SECUREAFL_KIND {
 template <typename Device>
 Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
                  int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen, Tensor products,
-                 Tensor kinship, Tensor met, Tensor rounds, Tensor seen_factors, Tensor recorded, Tensor counts,
-                 double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all, int64_t span,
-                 int64_t known, double kin, double crowd, double turned, double least, double least_sum) {
+                 Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor seen_factors, Tensor recorded,
+                 Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
+                 int64_t span, int64_t known, double kin, double crowd, double turned, double least, double least_sum,
+                 double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -29,6 +30,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
   check.state("kinship", kinship, ScalarType::Double, "(n, n)", {n, n});
   check.state("met", met, ScalarType::Long, "(n,)", {n});
+  check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   check.state("rounds", rounds, ScalarType::Long, "()", {});
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
@@ -43,7 +45,8 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   r.filter = filter;
   r.receive = receive;
   r.store_all = store_all;
-  r.bounds = {static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum};
+  r.bounds = {
+      static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.n = n;
   r.seen = mutable_data<bool>(seen);
   r.last_updates = mutable_data<float>(last_updates);
@@ -51,6 +54,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   r.products = mutable_data<double>(products);
   r.means = mutable_data<double>(kinship);
   r.met = mutable_data<int64_t>(met);
+  r.centre = mutable_data<double>(centre);
   r.rounds = mutable_data<int64_t>(rounds);
   device.kin_step(r, models);
   return outcome;

@@ -37,9 +37,11 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
-      "Tensor(g!) met, Tensor(h!) rounds, Tensor(i!) seen_factors, Tensor(j!) recorded, Tensor(k!) counts, float lr, "
-      "float quantile, float max_norm, bool filter, bool receive, bool store_all, int span, int known, float kin, "
-      "float crowd, float turned, float least, float least_sum) -> (Tensor, Tensor, Tensor)");
+      "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) seen_factors, Tensor(k!) recorded, "
+      "Tensor(l!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, int "
+      "span, "
+      "int known, float kin, float crowd, float turned, float least, float least_sum, float least_apart, float near) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
   m.def("resnet_gradient(Tensor vector, Tensor x, Tensor y, int classes) -> Tensor");
 }

@@ -109,7 +109,8 @@ def agree(ours, theirs, bound=1e-5):
     a, b = (state["products"].cpu()[seen][:, seen] for state in (mine, other))
     lengths = b.diagonal().sqrt()
     assert ((a - b).abs() <= bound * lengths[:, None] * lengths).all()
-    assert torch.allclose(mine["kinship"].cpu(), other["kinship"].cpu(), rtol=bound, atol=bound)
+    for name in ("kinship", "kin_centre"):
+        assert torch.allclose(mine[name].cpu(), other[name].cpu(), rtol=bound, atol=bound), name
     assert torch.allclose(mine["factors"].cpu(), other["factors"].cpu(), rtol=1e-3)
     assert ours.stats() == theirs.stats()
 
@@ -326,6 +327,7 @@ REFUSALS = {
     "products": (torch.zeros(8, 8, dtype=F64)[::2, ::2], "products must be contiguous, got strides (16, 2)"),
     "kinship": (torch.zeros(4, 4), "kinship must have dtype float64, got float32"),
     "met": (torch.zeros(4), "met must have dtype int64, got float32"),
+    "centre": (torch.zeros(3, dtype=F64), "centre must have shape (n,) = (4,), got (3,)"),
     "rounds": (torch.zeros(1, dtype=torch.int64), "rounds must have shape (), got (1,)"),
     "counts": (torch.zeros(4, dtype=torch.int64), "counts must have shape (5,) = (5,), got (4,)"),
     "next_row": (0, "next_row must be a row of its own, got 0"),

@@ -11,7 +11,7 @@ from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.kin_round import KinRound
-from secureafl_ext.kinship import CROWD, KIN, KNOWN, SHORT, SHORT_SUM, SPAN, TURNED, Kinship
+from secureafl_ext.kinship import CROWD, KIN, KNOWN, NEAR, SHORT, SHORT_APART, SHORT_SUM, SPAN, TURNED, Kinship
 
 F64, F32 = torch.float64, torch.float32
 SIZE, GROUPS, COLLUDERS = 60, 5, 6
@@ -72,7 +72,7 @@ class Twin:
                  "estimate", "receive")  # fmt: skip
         settings = {name: getattr(self.config, name) for name in names}
         self.slow = SlowServer(np.zeros(SIZE), n, combine=self.combine, **settings)
-        self.means, self.met = np.zeros((n, n)), np.zeros(n, int)
+        self.means, self.met, self.centre = np.zeros((n, n)), np.zeros(n, int), np.zeros(n)
 
     def submit(self, client, update, version):
         self.client, self.update = client, update
@@ -94,20 +94,37 @@ class Twin:
                 self.means[i, k] = self.means[k, i] = (1 - share) * self.means[i, k] + share * (a @ b) / usual**2
             self.met[i] += 1
         chosen = self.chosen(senders)
+        distance = np.sqrt(np.maximum(np.diag(self.apart()), 0))
+        weights = (self.met >= KNOWN) / np.maximum(distance, NEAR)
+        self.centre = weights / max(weights.sum(), 1e-300)
         rows = rows[[senders.index(k) for k in chosen]]
         lengths = np.linalg.norm(rows, axis=1)
         return (rows * np.minimum(1, np.median(lengths) / lengths)[:, None]).mean(0)
+
+    def apart(self):
+        """Products of differences to the centre, one by one."""
+        clients, w = range(len(self.met)), self.centre
+        common = sum(w[a] * w[b] * self.means[a, b] for a in clients for b in clients)
+        along = [sum(w[a] * self.means[i, a] for a in clients) for i in clients]
+        return np.array([[self.means[i, k] - along[i] - along[k] + common for k in clients] for i in clients])
 
     def chosen(self, senders):
         known = [k for k in senders if self.met[k] >= KNOWN]
         length = np.sqrt(np.maximum(np.diag(self.means), 0))
 
-        def kin(i):
-            others = (k for k in known if i in known and k != i)
-            return 1 + sum(self.means[i, k] > KIN * max(length[i] * length[k], SHORT) for k in others)
+        def few_kin(products, short):
+            long = np.sqrt(np.maximum(np.diag(products), 0))
 
-        most = CROWD * np.median([kin(i) for i in senders])
-        kept = [i for i in senders if kin(i) <= most]
+            def kin(i):
+                others = (k for k in known if i in known and k != i)
+                return 1 + sum(products[i, k] > KIN * max(long[i] * long[k], short) for k in others)
+
+            most = CROWD * np.median([kin(i) for i in senders])
+            return [i for i in senders if kin(i) <= most]
+
+        kept, apart = few_kin(self.means, SHORT), few_kin(self.apart(), SHORT_APART)
+        both = [i for i in kept if i in apart]
+        kept = both if 2 * len(both) >= len(senders) else kept
         total = np.sqrt(max(self.means[np.ix_(kept, kept)].sum(), 0))
         turned = {i for i in known if self.means[i, kept].sum() < TURNED * max(length[i] * total, SHORT_SUM)}
         return [i for i in kept if i not in turned]
@@ -159,6 +176,13 @@ def test_averages_tend_to_the_products_of_the_mean_updates(dtype):
 
 def test_colluders_and_the_turned_are_left_out_and_honest_groups_are_not(device, dtype):
     assert left_out(drive(make(device, dtype=dtype), uploads(fleet(), 700))) == [*range(HONEST, CLIENTS)]
+
+
+def test_colluders_stand_out_among_clients_that_are_all_alike(device, dtype):
+    """Who are kin of each other, in a group larger than theirs."""
+    means = np.concatenate([np.tile(fleet()[0], (HONEST, 1)), fleet()[HONEST : HONEST + COLLUDERS]])
+    server = drive(make(device, clients=len(means), dtype=dtype), uploads(means, 700))
+    assert left_out(server) == [*range(HONEST, len(means))]
 
 
 def test_without_attackers_nobody_is_left_out(dtype):
@@ -316,6 +340,6 @@ def test_a_forgotten_client_is_nobodys_kin_and_starts_anew(device, dtype):
 def test_words_for_what_there_is_not():
     with pytest.raises(ValueError, match="buckets must be 1 with rule='kinship', got 2"):
         make(buckets=2)
-    with pytest.raises(ValueError, match="state must have kinship, met, got none"):
+    with pytest.raises(ValueError, match="state must have kin_centre, kinship, met, got none"):
         make().load_state_dict(make(rule="krum").state_dict())
     assert make(rule="krum").kinship is None and SecureAFL(torch.zeros(3), 2).kinship is None

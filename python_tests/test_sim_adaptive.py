@@ -9,7 +9,7 @@ import scenes
 import torch
 
 from secureafl_ext import ops
-from secureafl_ext.kinship import KIN
+from secureafl_ext.kinship import KIN, SHORT_APART
 from secureafl_ext.sim import adaptive
 from secureafl_ext.sim.adaptive import WAYS, ball, cone, spread_of
 from secureafl_ext.sim.attacks import make
@@ -268,8 +268,11 @@ def test_the_same_model_again_is_answered_the_same():
         assert server.submit(1, update, 1).accepted
 
 
-def test_attackers_keep_just_short_of_being_kin(random):
-    """The push that all share makes up nearly half of the square of each one's mean update."""
+@pytest.mark.parametrize(("apart", "bound"), [(0.36, 0.36), (0.02, KIN * SHORT_APART)])
+def test_attackers_keep_just_short_of_being_kin(random, apart, bound):
+    """The push that all share makes up nearly half of the square of each one's mean update, also once the centre is
+    taken off: where honest clients are alike nothing is left of theirs, and what is too short to be judged bounds it.
+    """
     run = scenes.scene(clients=30, malicious=tuple(range(24, 30)))
     attack, d = make("adaptive", run), run.net.size
     rows = torch.randn(30, d, generator=random)
@@ -277,14 +280,15 @@ def test_attackers_keep_just_short_of_being_kin(random):
     means.diagonal()[:24] = 0.36
     means.diagonal()[24:] = 99.0  # what the server has of themselves tells nothing of honest ones
     seen = torch.ones(30, dtype=torch.bool)
-    server = SimpleNamespace(kinship=means, seen=seen, estimates=lambda: rows)
+    left = torch.full((30, 30), apart, dtype=F64)
+    server = SimpleNamespace(kinship=means, kinship_apart=left, seen=seen, estimates=lambda: rows)
     away = torch.randn(d, generator=random).sign()
     view = scenes.view(run, attack, 25)
     push = attack._unnoticed(view, server, away) - run.net.gradient(view.model, *run.data.train(view.own[0]))
     torch.testing.assert_close(push / push.norm(), away / away.norm(), rtol=1e-3, atol=1e-3)
     square = (push.norm() / rows[:24].norm(dim=1).median()).item() ** 2
-    assert 0.38 < square / (square + 0.36) < 0.5 == KIN
-    nobody = SimpleNamespace(kinship=means, seen=~seen, estimates=lambda: rows)
+    assert 0.38 < square / (square + bound) < 0.5 == KIN
+    nobody = SimpleNamespace(kinship=means, kinship_apart=left, seen=~seen, estimates=lambda: rows)
     assert attack._unnoticed(view, nobody, away).isfinite().all()
 
 

@@ -9,7 +9,10 @@ from .config import Config
 
 step = torch.ops.secureafl.kin_step_.default  # as in fused.py
 
-BOUNDS = kinship.SPAN, kinship.KNOWN, kinship.KIN, kinship.CROWD, kinship.TURNED, kinship.SHORT, kinship.SHORT_SUM
+BOUNDS = (
+    *(kinship.SPAN, kinship.KNOWN, kinship.KIN, kinship.CROWD, kinship.TURNED),
+    *(kinship.SHORT, kinship.SHORT_SUM, kinship.SHORT_APART, kinship.NEAR),
+)
 
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
@@ -24,7 +27,7 @@ class KinRound(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, size, device)
         h, rows, kin, c = self.history, self.rows, self.rows.kinship, config
-        self._past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, rows.rounds
+        self._past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, kin.centre, rows.rounds
         self._settings = c.lr, c.quantile, c.max_norm, c.filter, c.receive, c.store == "all", *BOUNDS
 
     def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):

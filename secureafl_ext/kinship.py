@@ -2,7 +2,9 @@
 
 One update of a client is mostly noise of its minibatch, in which any attack can hide. But the noise of different
 uploads is independent, so the mean of their inner products tends to that of the clients' mean updates. There clients
-of alike data form groups of about the same size, and attackers one that is larger, or turned against all others.
+of alike data form groups of about the same size, and attackers one that is larger, or turned against all others. Where
+all honest clients are alike, that is one group larger than any other: so groups are looked for once more among what
+is left of the mean updates without their geometric median.
 """
 
 import torch
@@ -18,24 +20,28 @@ TURNED = -0.2  # cosine to the sum of all below which a client works against the
 # In squares of the median norm: what the lengths of two mean updates, multiplied, and those of one and of the sum are
 # at least taken for. A cosine of shorter ones would be one of noise.
 SHORT, SHORT_SUM = 0.1, 1.0
+SHORT_APART = 0.2  # the first of the two once the centre is taken off, which leaves more noise
+NEAR = 0.1  # distance to the centre, in median norms, below which a client counts no more for it
 
 
 class Kinship:
     """means: (n, n) float64: products of the clients' updates, cut to the median of all lengths, in squares of that
     median. On the diagonal those of consecutive uploads of one client: no noise is multiplied by itself.
     met: (n) int64: how often each client has met the others, that is, uploads but for the first
+    centre: (n) float64: weights of the mean updates in their geometric median; zeros while nobody is known
     """
 
     def __init__(self, clients: int, device: torch.device):
         self.means = torch.zeros(clients, clients, dtype=torch.float64, device=device)
         self.met = torch.zeros(clients, dtype=torch.int64, device=device)
+        self.centre = torch.zeros(clients, dtype=torch.float64, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"kinship": self.means, "met": self.met}
+        return {"kinship": self.means, "met": self.met, "kin_centre": self.centre}
 
     def forget(self, client: int) -> None:
         self.means[client] = self.means[:, client] = 0
-        self.met[client] = 0
+        self.met[client] = self.centre[client] = 0
 
     def meet(
         self, client: Tensor, products: Tensor, length: Tensor, lengths: Tensor, usual: Tensor, when: Tensor
@@ -57,10 +63,28 @@ class Kinship:
     def kept(self, mask: Tensor) -> Tensor:
         """(n) bool: those of mask who neither crowd nor turn against the rest."""
         known = mask & (self.met >= KNOWN)
+        kin, kin_apart = self._kin(self.means, known, SHORT), self._kin(self.apart(), known, SHORT_APART)
+        kept = mask & ~(kin > CROWD * median_of(kin, mask))  # at least half of them
+        both = kept & ~(kin_apart > CROWD * median_of(kin_apart, mask))
+        kept = torch.where(2 * both.sum() >= mask.sum(), both, kept)  # attackers are fewer than half
         lengths = self.means.diagonal().clamp(min=0).sqrt()  # (n) of the mean updates
-        alike = self.means > KIN * (lengths[:, None] * lengths).clamp(min=SHORT)
-        kin = 1 + (alike & known[:, None] & known).fill_diagonal_(False).sum(1)
-        kept = mask & ~(kin > CROWD * median_of(kin.double(), mask))  # at least half of them
         pull = self.means @ kept.double()  # (n): along the sum of the kept
         length = (pull @ kept.double()).clamp(min=0).sqrt()  # () of that sum
         return kept & ~(known & (pull < TURNED * (lengths * length).clamp(min=SHORT_SUM)))
+
+    def apart(self) -> Tensor:
+        """(n, n): as `means`, of the mean updates without the centre."""
+        reach = self.means @ self.centre  # (n)
+        return self.means - reach[:, None] - reach + self.centre @ reach
+
+    def settle(self) -> None:
+        """The centre a step on towards the geometric median (Weiszfeld's); a round moves it no further than that."""
+        distance = self.apart().diagonal().clamp(min=0).sqrt()
+        weights = (self.met >= KNOWN) / distance.clamp(min=NEAR)
+        self.centre.copy_(weights / weights.sum().clamp(min=1e-300))
+
+    def _kin(self, products: Tensor, known: Tensor, short: float) -> Tensor:
+        """(n) float64: how many each one pulls together with, itself among them."""
+        lengths = products.diagonal().clamp(min=0).sqrt()
+        alike = products > KIN * (lengths[:, None] * lengths).clamp(min=short)
+        return 1.0 + (alike & known[:, None] & known).fill_diagonal_(False).sum(1).double()

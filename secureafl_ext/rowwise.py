@@ -64,6 +64,7 @@ class RowWise:
             known = history.seen.index_select(0, client)
             self.kinship.meet(client, along, square.sqrt(), lengths, usual, known & stored)
             mask = self.kinship.kept(mask)
+            self.kinship.settle()
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)

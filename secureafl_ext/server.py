@@ -233,6 +233,12 @@ class SecureAFL:
         rows = self._engine.rows if self.config.rule == "kinship" else None
         return rows.kinship.means if rows else None
 
+    @property
+    def kinship_apart(self) -> Tensor | None:
+        """(n, n) float64: the same without what most have in common."""
+        rows = self._engine.rows if self.config.rule == "kinship" else None
+        return rows.kinship.apart() if rows else None
+
     def estimates(self) -> Tensor:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
         with self._lock:

@@ -17,7 +17,7 @@ namespace secureafl::SECUREAFL_KIND {
 
 // The constants of secureafl_ext/kinship.py, in their order.
 struct Bounds {
-  double span, known, kin, crowd, turned, least, least_sum;
+  double span, known, kin, crowd, turned, least, least_sum, least_apart, near;
 };
 
 struct Kin : Round {
@@ -27,6 +27,7 @@ struct Kin : Round {
   double* products;     // (n, n): inner products of the last updates
   double* means;        // (n, n): the averages
   int64_t* met;         // (n)
+  double* centre;       // (n): weights
   int64_t* rounds;      // ()
 
   // Sums over d: the update with each client's last, then the judge's.
@@ -44,24 +45,30 @@ struct Choice {
 
 // Memory that `choose` works in, near its threads.
 struct Table {
-  static constexpr int kParts = 32, kFound = 8;
+  static constexpr int kParts = 32, kFound = 12;
   double* norms;    // (n): of the rows as this round has them
   double* lengths;  // (n): of the last updates, then of the mean ones
   double* values;   // (n): what a median is taken of, or the pull of each client
+  double* reach;    // (n): of the mean updates along the centre
+  double* far;      // (n): their distances to it
+  double* apart;    // (n): kin of each client once the centre is taken off
   double* parts;    // (kParts): of a sum over all threads
   double* found;    // (kFound): what one thread tells the others
   uint8_t* is;      // (n): of the following
 
-  enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4 };
+  enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8 };
 
   SECUREAFL_FN Table(double* at, int64_t n)
       : norms(at),
         lengths(at + n),
         values(at + 2 * n),
-        parts(at + 3 * n),
+        reach(at + 3 * n),
+        far(at + 4 * n),
+        apart(at + 5 * n),
+        parts(at + 6 * n),
         found(parts + kParts),
         is(reinterpret_cast<uint8_t*>(found + kFound)) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 3 * n + kParts + kFound + (n + 7) / 8; }
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kParts + kFound + (n + 7) / 8; }
 };
 
 // The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
@@ -130,6 +137,53 @@ SECUREAFL_FN int meet(const Team& team, const Kin& r, int client, const double* 
   return count;
 }
 
+// The mean updates seen from their centre: table.reach, table.far. found (1) is scratch; what it returns is the square
+// of the centre.
+template <typename Team>
+SECUREAFL_FN double look_from_centre(const Team& team, const Kin& r, const Table& table, double* found) {
+  const int n = static_cast<int>(r.n);
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    double reach = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) reach += r.means[i * r.n + k] * r.centre[k];
+    reach = team.sum_across(reach);
+    if (team.across() == 0) table.reach[i] = reach;
+  }
+  team.sync();
+  if (team.down() == 0) {
+    double square = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) square += r.centre[k] * table.reach[k];
+    square = team.sum_across(square);
+    if (team.across() == 0) *found = square;
+  }
+  team.sync();
+  const double square = *found;
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    table.far[k] = sqrt(fmax(r.means[k * r.n + k] - 2 * table.reach[k] + square, 0.0));
+  }
+  team.sync();
+  return square;
+}
+
+// The centre a step on towards the geometric median, from table.far.
+template <typename Team>
+SECUREAFL_FN void settle(const Team& team, const Kin& r, const Table& table, double* found) {
+  const int n = static_cast<int>(r.n);
+  const auto weight = [&](int k) {
+    return static_cast<double>(r.met[k]) >= r.bounds.known ? 1 / fmax(table.far[k], r.bounds.near) : 0.0;
+  };
+  if (team.down() == 0) {
+    double sum = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) sum += weight(k);
+    sum = team.sum_across(sum);
+    if (team.across() == 0) *found = fmax(sum, 1e-300);
+  }
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) r.centre[k] = weight(k) / *found;
+}
+
 // table.is: who of those that take part is known, and who is kept, since it neither crowds nor turns against the rest.
 template <typename Team>
 SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, double* found) {
@@ -140,24 +194,40 @@ SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, doubl
     table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
     if (table.is[k] && static_cast<double>(r.met[k]) >= b.known) table.is[k] |= Table::kKnown;
   }
-  team.sync();
+  const double square = look_from_centre(team, r, table, found);
   SECUREAFL_ROLLED
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double* means = r.means + i * r.n;
-    const double length = table.lengths[i];
-    int kin = 0;
+    const double length = table.lengths[i], off = square - table.reach[i], far = table.far[i];
+    int kin = 0, apart = 0;
     for (int k = team.across(); k < n && (table.is[i] & Table::kKnown); k += Team::kAcross) {
-      const bool alike = means[k] > b.kin * fmax(length * table.lengths[k], b.least);
-      kin += alike && k != i && (table.is[k] & Table::kKnown);
+      const bool other = k != i && (table.is[k] & Table::kKnown);
+      kin += other && means[k] > b.kin * fmax(length * table.lengths[k], b.least);
+      apart += other && means[k] - table.reach[k] + off > b.kin * fmax(far * table.far[k], b.least_apart);
     }
     kin = team.sum_across(kin);
-    if (team.across() == 0) table.values[i] = table.is[i] ? 1 + kin : INFINITY;
+    apart = team.sum_across(apart);
+    if (team.across() != 0) continue;
+    table.values[i] = table.is[i] ? 1 + kin : INFINITY;
+    table.apart[i] = table.is[i] ? 1 + apart : INFINITY;
   }
   team.sync();
   const double most = b.crowd * median_of(team, table.values, n, found);
+  const double most_apart = b.crowd * median_of(team, table.apart, n, found + 2);
+  int balance = 0;  // 2 for whom both keep, -1 for each one that takes part
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    if (table.is[k] && !(table.values[k] > most)) table.is[k] |= Table::kKept;
+    if (!table.is[k]) continue;
+    const bool kept = !(table.values[k] > most), both = kept && !(table.apart[k] > most_apart);
+    table.is[k] |= (kept ? Table::kKept : 0) | (both ? Table::kBoth : 0);
+    balance += 2 * both - 1;
+  }
+  const int64_t all = total(team, balance, table);
+  if (team.rank() == 0) found[4] = static_cast<double>(all);
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {  // attackers are fewer than half
+    if (found[4] >= 0 && !(table.is[k] & Table::kBoth)) table.is[k] &= ~Table::kKept;
   }
   team.sync();
   SECUREAFL_ROLLED
@@ -172,15 +242,15 @@ SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, doubl
   }
   team.sync();
   if (team.down() == 0) {
-    double square = 0;
-    for (int k = team.across(); k < n; k += Team::kAcross) square += table.values[k];
-    square = team.sum_across(square);
-    if (team.across() == 0) found[2] = sqrt(fmax(square, 0.0));
+    double sum = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) sum += table.values[k];
+    sum = team.sum_across(sum);
+    if (team.across() == 0) found[5] = sqrt(fmax(sum, 0.0));
   }
   team.sync();
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const double least = b.turned * fmax(table.lengths[k] * found[2], b.least_sum);
+    const double least = b.turned * fmax(table.lengths[k] * found[5], b.least_sum);
     if ((table.is[k] & Table::kKnown) && table.values[k] < least) table.is[k] &= ~Table::kKept;
   }
 }
@@ -263,8 +333,9 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     if (v.stored) r.seen[v.client] = true;
   }
   team.sync();
-  keep(team, r, table, table.found + 2);
-  weigh(team, r, table, table.found + 5, out);
+  keep(team, r, table, table.found + 2);  // and (6) of it
+  weigh(team, r, table, table.found + 8, out);
+  settle(team, r, table, table.found + 10);
 }
 
 // A coordinate of the update as it takes part and is stored.

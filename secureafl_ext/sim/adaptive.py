@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..kinship import KIN
+from ..kinship import KIN, SHORT_APART
 from ..row_rules import median_of
 from ..rowwise import row_lengths
 from ..server import SecureAFL
@@ -87,13 +87,15 @@ class Adaptive:
         """(d): the client's honest gradient, pushed as far as leaves the attackers no kin of each other.
 
         A push p that all share makes the cosine of their mean updates p^2 / (q + p^2), with q the square of an honest
-        client's. The server's own tables say what q is.
+        client's; and the same once the server has taken the centre off, where lengths count for a little at least. The
+        server's own tables say what q is.
         """
         own = self.scene.net.gradient(view.model, *self.scene.data.train(view.own[0]))
         honest = server.seen & ~self.malicious
-        square = median_of(server.kinship.diagonal(), honest).clamp(min=0)
+        square = median_of(server.kinship.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
+        apart = median_of(server.kinship_apart.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
         usual = median_of(row_lengths(server.estimates()), honest)
-        reach = STEALTH * (square * KIN / (1 - KIN)).sqrt() * usual
+        reach = STEALTH * torch.minimum(square, apart.clamp(min=KIN * SHORT_APART)).sqrt() * usual
         return own + torch.where(honest.any(), reach, norm(own)) * away / norm(away).clamp(min=1e-30)
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:

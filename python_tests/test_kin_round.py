@@ -1,7 +1,10 @@
 """The kinship rule's round as one op against the composed one: same arrivals, same verdicts, averages and models."""
 
+import ctypes
+
 import pytest
 import torch
+from emulated import library, pointers
 from peaks import peak, start_peak
 from states import identical
 
@@ -367,3 +370,71 @@ def test_cpu_and_gpu_agree(n, d):
     cpu, gpu = make("cpu", n, d), make("cuda", n, d)
     drive((cpu, gpu), Arrivals(n, d), 150)
     agree(gpu, cpu)
+
+
+# The GPU's kernels on a CPU
+
+
+class Emulated:
+    """`kin_step_` of a GPU, warps in the order of a seed."""
+
+    def __init__(self, seed):
+        self.run, self.seed = library("kin").kin_step, seed
+
+    def __call__(self, update, client, trained_on, now, new, models, *rest):
+        state, (lr, quantile, max_norm, *flags), bounds = rest[:11], rest[11:17], rest[17:]
+        results = torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=F64), torch.zeros((), dtype=torch.int64)
+        tensors = pointers(
+            update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state, *results
+        )
+        whole = [len(state[0]), models.shape[1], state[-3].numel(), *flags]
+        real = [lr, quantile, max_norm, *bounds]
+        self.run(
+            (ctypes.c_void_p * len(tensors))(*tensors),
+            (ctypes.c_int64 * len(whole))(*whole),
+            (ctypes.c_double * len(real))(*real),
+            self.seed,
+        )
+        return results
+
+
+def emulate(monkeypatch, server, seed):
+    """Its rounds from here on."""
+    plain, step = server._engine.round, Emulated(seed)
+
+    def round(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(kin_round, "step", step)
+            return plain(*arguments)
+
+    server._engine.round = round
+    return server
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 33), (16, 64), (40, 300)])
+def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d):
+    plain, ours = make("cpu", n, d), emulate(monkeypatch, make("cpu", n, d), 1)
+    drive((plain, ours), Arrivals(n, d), 100)
+    agree(ours, plain)
+
+
+def alike_and_colluding(servers, n, d, rounds):
+    """All take turns; two thirds are alike, the others too: kin that only show without the centre."""
+    random = torch.Generator().manual_seed(4)
+    honest, other = torch.randn(2, d, generator=random)
+    for t in range(rounds):
+        client = t * 5 % n
+        update = (honest if client % 3 else other) + 0.3 * torch.randn(d, generator=random)
+        reasons = {server.submit(client, update, server.version).reason for server in servers}
+        assert len(reasons) == 1
+
+
+def test_no_thread_of_the_kernels_runs_ahead(monkeypatch):
+    """Warps in any order give the same bits: no barrier is missing."""
+    n, d = 36, 24
+    plain, one, other = (make("cpu", n, d, filter=False) for _ in range(3))
+    emulate(monkeypatch, one, 1), emulate(monkeypatch, other, 2)
+    alike_and_colluding((plain, one, other), n, d, 6 * n)
+    identical(one, other)
+    agree(one, plain)
+    assert left_out(one).tolist() == [k % 3 == 0 for k in range(n)]

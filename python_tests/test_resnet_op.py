@@ -4,35 +4,29 @@ The kernels' source runs on an emulated GPU, whose products are exact, and the o
 factors to TF32.
 """
 
-import ctypes
 import math
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from emulated import library, pointers
 
 from secureafl_ext.sim.models import resnet20
 
-EMULATOR = Path(__file__).parent / "emulator"
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"))
 on_gpu = pytest.mark.parametrize("how", [GPU])
 anywhere = pytest.mark.parametrize("how", ["emulated", GPU])
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
+@pytest.fixture
+def emulated():
     """(vector, x, y, classes, seed) -> (k, d)"""
-    library = tmp_path_factory.mktemp("emulator") / "resnet.so"
-    flags = ["-std=c++17", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-DSECUREAFL_EMULATED", f"-I{EMULATOR}"]
-    subprocess.run(["c++", *flags, "-shared", "-fPIC", str(EMULATOR / "resnet.cpp"), "-o", str(library)], check=True)
-    run = ctypes.CDLL(str(library)).resnet_gradient
+    run = library("resnet").resnet_gradient
 
     def gradient(vector, x, y, classes, seed=0):
         result = torch.full((len(x), len(vector)), math.nan)
-        at = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (vector, x, y, y, result)]
-        assert run(*at[:4], *x.shape[:3], classes, at[4], seed) == len(vector)
+        *inputs, out = pointers(vector, x, y, y, result)
+        assert run(*inputs, *x.shape[:3], classes, out, seed) == len(vector)
         return result
 
     return gradient

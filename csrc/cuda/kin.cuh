@@ -1,10 +1,14 @@
 #pragma once
 
+#ifdef SECUREAFL_EMULATED
+#include "block.h"  // as in tensor_core.cuh
+#else
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
-#include "../math/kin.h"
 #include "launch.cuh"
+#endif
+#include "../math/kin.h"
 #include "loads.cuh"
 
 // The three kernels of math/kin.h. kWide: neighbouring floats of a row that a thread loads at once, 4 where the state
@@ -121,9 +125,8 @@ struct BlockTeam {
 // One block.      parts (r.sums(), chunks)   rows, weights (n)
 static __global__ void __launch_bounds__(BlockTeam::kSize)
     kin_choose_kernel(Kin r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
-  extern __shared__ double shared[];
   __shared__ Choice choice;
-  double* sums = shared;  // (r.sums())
+  double* sums = &shared_memory<double>();  // (r.sums())
   const BlockTeam team;
   const Table table(sums + r.sums(), r.n);
   let_next_start();

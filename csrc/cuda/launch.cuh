@@ -31,6 +31,13 @@ __device__ inline void wait_for_last() {
 #endif
 }
 
+// The memory that a block was launched with.
+template <typename T>
+__device__ inline T& shared_memory() {
+  extern __shared__ float4 bytes[];
+  return *reinterpret_cast<T*>(bytes);
+}
+
 // Every launch goes through here: the tensors' device, torch's current stream, a check behind it. Nothing waits.
 class Launcher {
  public:

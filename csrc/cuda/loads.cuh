@@ -1,11 +1,15 @@
 #pragma once
 
+#ifndef SECUREAFL_EMULATED
 #include <cuda_fp16.h>
+#endif
 
 namespace secureafl::cuda {
 
 __device__ inline float widened(float value) { return value; }
+#ifndef SECUREAFL_EMULATED
 __device__ inline float widened(__half value) { return __half2float(value); }
+#endif
 
 // kColumns neighbouring values as floats, in one load.
 template <typename S, int kColumns>

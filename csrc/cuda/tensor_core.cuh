@@ -4,9 +4,9 @@
 #include "block.h"  // of python_tests/emulator: all this for a CPU, so that a kernel's source is tested without a GPU
 #else
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "launch.cuh"
 
 // One product of a warp's tensor cores: sum (16, 8) += a (16, 8) b (8, 8), in TF32: factors have 11 significant bits
 // and the range of float32, sums are float32. What a lane holds, with g = lane / 4 and t = lane % 4:
@@ -28,13 +28,6 @@ __device__ inline void add_product(float (&sum)[4], const float (&a)[4], float2 
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
         "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
-}
-
-// The memory that a block was launched with.
-template <typename T>
-__device__ inline T& shared_memory() {
-  extern __shared__ float4 bytes[];
-  return *reinterpret_cast<T*>(bytes);
 }
 
 }  // namespace secureafl::cuda

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <vector>
@@ -19,6 +20,7 @@
 #define __host__
 #define __global__
 #define __launch_bounds__(...)
+#define __shared__ static
 
 struct float2 {
   float x, y;
@@ -98,7 +100,8 @@ inline void run_warp(int first, int last) {
 inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> what) {
   std::mt19937 random(seed);
   kernel = std::move(what), size = {static_cast<unsigned>(threads)};
-  fibers.resize(threads), boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  if (fibers.size() < static_cast<size_t>(threads)) fibers.resize(threads);  // their stacks are kept
+  boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
   std::vector<int> warps(threads / 32);
   for (int i = 0; i < threads / 32; ++i) warps[i] = i;
   for (int b = 0; b < blocks; ++b) {
@@ -130,15 +133,38 @@ inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed,
 
 inline void __syncthreads() { emulator::wait(emulator::Waits::kForBlock); }
 
-inline float __shfl_xor_sync(unsigned, float value, int far) {
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int far) {
   const auto board = emulator::board();
   const int lane = threadIdx.x % 32;
-  board[lane][0] = value;
+  std::memcpy(board[lane], &value, sizeof(T));
   emulator::wait(emulator::Waits::kForWarp);
-  return board[lane ^ far][0];
+  std::memcpy(&value, board[lane ^ far], sizeof(T));
+  return value;
 }
 
+namespace cooperative_groups {
+
+struct Warp {};
+template <int>
+Warp tiled_partition(int) {
+  return {};
+}
+inline int this_thread_block() { return 0; }
+template <typename T>
+struct plus {};
+template <typename T>
+T reduce(Warp, T value, plus<T>) {
+  for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(~0u, value, far);
+  return value;
+}
+
+}  // namespace cooperative_groups
+
 namespace secureafl::cuda {
+
+inline void let_next_start() {}
+inline void wait_for_last() {}
 
 // Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
 inline float to_tf32(float value) { return value; }

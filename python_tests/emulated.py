@@ -1,0 +1,22 @@
+"""Kernels whose source runs on a CPU: emulator/ has a GPU's block, its warps in any order."""
+
+import ctypes
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+FOLDER = Path(__file__).parent / "emulator"
+FLAGS = ("-std=c++17", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-DSECUREAFL_EMULATED", "-shared", "-fPIC")
+
+
+@cache
+def library(name: str) -> ctypes.CDLL:
+    """emulator/NAME.cpp, compiled once."""
+    made = Path(mkdtemp()) / f"{name}.so"
+    subprocess.run(["c++", *FLAGS, f"-I{FOLDER}", str(FOLDER / f"{name}.cpp"), "-o", str(made)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+def pointers(*tensors) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]

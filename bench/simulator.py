@@ -53,18 +53,23 @@ def round_ms(chosen: Settings) -> tuple[float, dict[str, float]]:
     """A round, on average over the second half of a run; on a CPU also what of it is gradient and server."""
     with loop.side_stream(chosen.device), loop.exact():
         rounds = loop.Rounds(chosen)
-        half = len(rounds.plan)
-        rounds.advance(half)
-        rounds.at.item()
+        half = advance_half(rounds)
         inside = {GRADIENT: 0.0, SERVER: 0.0}
         if chosen.device == "cpu":
             rounds.net.gradient = stopwatch(rounds.net.gradient, inside, GRADIENT)
             rounds.server.enqueue = stopwatch(rounds.server.enqueue, inside, SERVER)
         start = time.perf_counter()
-        rounds.advance(half)
-        rounds.at.item()
+        advance_half(rounds)
         whole = time.perf_counter() - start
         return 1e3 * whole / half, {part: 1e3 * seconds / half for part, seconds in inside.items()}
+
+
+def advance_half(rounds: loop.Rounds) -> int:
+    """How many rounds that was; they are done when this returns."""
+    half = len(rounds.plan)
+    rounds.advance(half)
+    rounds.at.item()
+    return half
 
 
 def stopwatch(call: Callable[..., object], spent: dict[str, float], name: str) -> Callable[..., object]:
@@ -101,12 +106,9 @@ def rounds_per_second(chosen: Settings, together: int) -> float:
         try:
             with loop.side_stream(chosen.device), loop.exact():
                 rounds = loop.Rounds(chosen)
-                half = len(rounds.plan)
-                rounds.advance(half)
-                rounds.at.item()
+                advance_half(rounds)
                 ready.wait()
-                rounds.advance(half)
-                rounds.at.item()
+                advance_half(rounds)
         except BaseException:
             ready.abort()
             raise
@@ -126,7 +128,7 @@ def main() -> None:
     sizes, device = SIZES[chosen.sizes], chosen.device
     count = min(sizes.rounds, ON_CPU) if device == "cpu" else sizes.rounds
     clock = Clock(device, sizes.repeats)
-    rows, lines = [], {"defense": [], "attack": []}
+    rows, lines = [], {"defense": [], "attack": [], "together": []}
     cases = [("defense", name, {"defense": name, "attack": "none"}) for name in sizes.defenses]
     cases += [("attack", name, {"defense": "secureafl", "attack": name}) for name in sizes.attacks]
     for kind, name, changed in tqdm(cases, unit="case", leave=False):
@@ -143,15 +145,9 @@ def main() -> None:
         both = sum(parts.values())
         cells = [f"{ms:.3f}" for ms in (*parts.values(), whole)]
         lines[kind].append((name, *cells, ratio(whole, both), f"{1e3 / whole:,.0f}", must))
-    side_by_side = []
-    for name in tqdm(sizes.defenses, unit="defense", leave=False):
-        one = settings(device, sizes, count, defense=name, attack="none")
-        rates = [rounds_per_second(one, together) for together in sizes.together]
-        rows += [
-            Row(f"{k} at a time", name, sizes.clients, d, one.memory, 1e3 / rate)
-            for k, rate in zip(sizes.together, rates, strict=True)
-        ]
-        side_by_side.append((name, *(f"{rate:,.0f}" for rate in rates)))
+        rates = {k: 1e3 / whole if k == 1 else rounds_per_second(one, k) for k in sizes.together}
+        rows += [Row(f"{k} at a time", name, sizes.clients, d, m, 1e3 / rate) for k, rate in rates.items()]
+        lines["together"].append((name, *(f"{rate:,.0f}" for rate in rates.values())))
     parts = [
         head("The simulator", device),
         f"The paper's CNN on {one.dataset}, batch {one.batch}, {sizes.clients} clients; mean over {count:,} rounds "
@@ -166,7 +162,7 @@ def main() -> None:
         table(("attack", "round ms", "rounds/s"), lines["attack"]),
         "## Runs side by side",
         f"Rounds a second in all, without an attack; `secureafl` has {loop.SIDE_BY_SIDE} at a time on a GPU.",
-        table(("defense", *(f"{together} at a time" for together in sizes.together)), side_by_side),
+        table(("defense", *(f"{together} at a time" for together in sizes.together)), lines["together"]),
     ]
     write(chosen.out, "simulator", "\n\n".join(parts), rows, picture=False)
 

@@ -295,6 +295,17 @@ def test_a_setting_that_is_given_replaces_what_a_table_fixes(pretended):
     assert [(s.defense, s.max_norm) for s in pretended.ran] == [("secureafl-i", g) for g in (20.0, 50.0, 100.0)]
 
 
+def test_compared_defenses_run_with_the_values_that_were_chosen_for_them():
+    base = Settings(dataset="fashion-mnist", attack="none")
+    runs = grids.plan("main", base, {"attack": "none"}, {}, 1).runs()
+    options = {run.defense: run.defense_options for run in runs}
+    assert {name: value for name, value in options.items() if value} == paper.CHOSEN
+    assert all(options[name].keys() <= DEFENSES[name].settings.keys() for name in options)
+    given = dataclasses.replace(base, defense_options={"radius": 1.5})
+    (run,) = grids.plan("main", given, {"attack": "none", "defense": "aflguard"}, {}, 1).runs()
+    assert run.defense_options == {"radius": 1.5}
+
+
 def test_a_figure_has_a_part_per_attack_and_no_paper(pretended, tmp_path):
     pretended.error = lambda settings: settings.delay / 100
     assert call("--table delay --only attack=none,pgd --only delay=5,50 --out x") == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from . import results, servers
-from .paper import SETUP, TABLES, Numbers, Table, Value
+from .paper import CHOSEN, SETUP, TABLES, Numbers, Table, Value
 from .results import Record
 from .settings import Settings, UndefinedError
 from .words import get, grid, prepare
@@ -61,7 +61,11 @@ class Plan:
         return f"{self.name}-{self.base.dataset}"
 
     def runs(self) -> list[Settings]:
-        return grid(self.base, self.axes | {"seed": list(range(self.seeds))})
+        """With the values chosen for a compared defense, unless the command line gives others."""
+        return [
+            replace(settings, defense_options=CHOSEN.get(settings.defense, {}) | settings.defense_options)
+            for settings in grid(self.base, self.axes | {"seed": list(range(self.seeds))})
+        ]
 
 
 def plan(name: str, base: Settings, given: dict[str, object], only: dict[str, list], seeds: int) -> Plan:

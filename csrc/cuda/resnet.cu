@@ -39,12 +39,12 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   const int64_t k = x.size(0), at_a_time = 1024 / batch, most = k < at_a_time ? k : at_a_time;  // 2.5 GB of memory
   const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
   const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
-  const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.size});
+  const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.part});
   net.vector = data<float>(parameters);
   net.packs_at = mutable_data<float>(packs);
   net.scratch = mutable_data<float>(memory);
   net.parts = net.scratch + most * batch * net.memory;
-  launch(cuda::pack_kernel, k ? 2 * cuda::kConvs : 0, 256, 0, net);
+  launch(cuda::pack_kernel, k ? cuda::kPackBlocks : 0, 256, 0, net);
   for (int64_t first = 0; first < k; first += most) {
     const int64_t count = k - first < most ? k - first : most;
     net.x = data<float>(images) + first * batch * channels * 1024;
@@ -52,7 +52,7 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
     net.target = classes ? nullptr : data<float>(labels) + first * batch;
     net.result = mutable_data<float>(result) + first * net.size;
     launch(cuda::resnet_kernel, count * batch, cuda::kThreads, sizeof(cuda::Shared), net);
-    launch(cuda::mean_kernel, count * ((net.size + 255) / 256), 256, 0, net);
+    launch(cuda::mean_kernel, count * ((net.part + 255) / 256), 256, 0, net);
   }
   return result;
 }

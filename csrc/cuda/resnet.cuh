@@ -18,6 +18,8 @@ struct Resnet {
   int weight[kConvs], packed[kConvs], z[kConvs];
   int a[kBlocks + 1];  // the same of the input of block 1 and of the blocks' outputs
   int held, memory;    // of two gradients that go past a block; floats of an image's memory
+  int norm[kConvs];    // where the gradients of a norm's weight and bias begin in an image's, behind all convolutions'
+  int norms, part;     // floats of all norms' gradients; of an image's
   int head, packs, size;
 
   const float* vector;   // (size)
@@ -26,7 +28,7 @@ struct Resnet {
   const float* target;   // (images) of a regression: classes 0, mean squared error
   float* packs_at;       // (2, packs): the weights as a warp loads them, forward and backward
   float* scratch;        // (images, memory)
-  float* parts;          // (images, size): gradients
+  float* parts;          // (images, part): gradients; of convolutions where `packed` says, of norms, of the head
   float* result;         // (images / batch, size)
 };
 
@@ -45,23 +47,50 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
     net.packed[i] = net.packs, net.packs += out * in * 9;
     net.z[i] = net.memory, net.memory += out * side * side;
     if (i % 2 == 0) net.a[i / 2] = net.memory, net.memory += out * side * side;
+    net.norm[i] = net.norms, net.norms += 2 * out;
   }
   net.held = net.memory, net.memory += 2 * kLargest;
   net.size = net.head + (classes ? classes : 1) * 65;
+  net.part = (net.packs + net.norms + net.size - net.head + 3) / 4 * 4;
   return net;
+}
+
+// Where a number of an image's gradient belongs in a vector; -1: nowhere.
+__device__ inline int place_of(const Resnet& net, int i) {
+  const auto conv_at = [](const int* first, int at) {
+    int conv = kConvs - 1;
+    while (first[conv] > at) --conv;
+    return conv;
+  };
+  if (i < net.packs) {  // (pairs, 9, 32, 4)
+    const int conv = conv_at(net.packed, i), within = i - net.packed[conv], in = inputs_of(conv);
+    const int e = within % 4, lane = within / 4 % 32, tap = within / 128 % 9, pair = within / 1152;
+    const int o = pair / (in / 8) * 16 + lane / 4 + e / 2 * 8, k = pair % (in / 8) * 8 + lane % 4 * 2 + e % 2;
+    const int real = conv == 0 ? net.channels : in;
+    return k < real ? net.weight[conv] + (o * real + k) * 9 + tap : -1;
+  }
+  const int at = i - net.packs;
+  if (at < net.norms) {
+    const int conv = conv_at(net.norm, at), real = conv == 0 ? net.channels : inputs_of(conv);
+    return net.weight[conv] + channels_of(conv) * real * 9 + at - net.norm[conv];
+  }
+  const int to = net.head + at - net.norms;
+  return to < net.size ? to : -1;
 }
 
 // Weights (out, in, 9) of every convolution in the order in which lanes hold them: forward b = (in, out), backward, for
 // the gradient of the input, b = (out, in).
-//   packs_at (2, .. conv: (9 k / 8, n / 8, 32, 2))
+//   packs_at (2, .. conv: (9 k / 8, n / 8, 32, 2))   Block: a slice of a convolution, one way
+constexpr int kSlices = 8, kPackBlocks = kConvs * 2 * kSlices;
 static __global__ void pack_kernel(Resnet net) {
-  const int conv = blockIdx.x / 2, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int conv = blockIdx.x / 2 % kConvs, slice = blockIdx.x / (2 * kConvs), warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool back = blockIdx.x % 2;
   const int in = inputs_of(conv), out = channels_of(conv), real = conv == 0 ? net.channels : in;
   const int k = back ? out : in, n = back ? in : out;
   const float* weight = net.vector + net.weight[conv];
   float* to = net.packs_at + (back ? net.packs : 0) + net.packed[conv];
-  for (int tile = threadIdx.x / 32; tile < 9 * k / 8 * (n / 8); tile += blockDim.x / 32) {
+  for (int tile = slice * warps + threadIdx.x / 32; tile < 9 * k / 8 * (n / 8); tile += kSlices * warps) {
     const int step = tile / (n / 8), tap = step / (k / 8);
     for (int half = 0; half < 2; ++half) {
       const int row = step % (k / 8) * 8 + t + 4 * half, column = tile % (n / 8) * 8 + g;
@@ -77,7 +106,7 @@ struct Image {
   Shared& at;
   const float* pixels;  // (channels, 32, 32)
   float* memory;        // (net.memory)
-  float* parts;         // (net.size)
+  float* part;          // (net.part)
 
   __device__ const float* packed(int conv, bool back) const {
     return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
@@ -87,6 +116,9 @@ struct Image {
     return net.weight[conv] + channels_of(conv) * real * 9;
   }
   __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }
+  // Where gradients go: (C) of a norm's weight, then of its bias; of the last layer.
+  __device__ float* norm_part(int conv) const { return part + net.packs + net.norm[conv]; }
+  __device__ float* head_part() const { return part + net.packs + net.norms; }
 };
 
 // z -> normalized, weighted and shifted
@@ -163,7 +195,7 @@ template <int In, int C, int P>
 __device__ inline void forward(const Image& image, int conv, int past, int to) {
   float* memory = image.memory;
   Tiles<C> z = {}, other = {};
-  convolve<In, C>(image.at.x, image.packed(conv, false), z);
+  convolve<In, C>(image.at.x, image.packed(conv, false), image.at.dz, z);
   if constexpr (P > 0) load_past<P, C>(memory + image.net.a[past], other);
   store_tiles<C, false>(z, memory + image.net.z[conv]);
   take_moments<C>(image, conv, z);
@@ -189,16 +221,24 @@ __device__ inline void load_image(const Image& image) {
 }
 template <int C>
 __device__ inline void load_plane(const Image& image, const float* from, int conv) {
-  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2;
-  const int c = threadIdx.x % C;  // the same in all steps, since C divides the number of threads
-  const Norm norm = conv < 0 ? Norm{} : norm_of(image, conv, c);
-#pragma unroll 4
-  for (int p = threadIdx.x / C; p < kWidth * kWidth; p += kThreads / C) {
+  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2, kFours = C / 4;
+  const int c = threadIdx.x % kFours * 4;  // the same in all steps, since C divides the number of threads
+  Norm norms[4] = {};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (conv >= 0) norms[e] = norm_of(image, conv, c + e);
+  }
+#pragma unroll 5
+  for (int p = threadIdx.x / kFours; p < kWidth * kWidth; p += kThreads / kFours) {
     const int y = p / kWidth - 1, x = p % kWidth - 1;
     const bool inside = y >= 0 && y < kSide && x >= 0 && x < kSide;
-    float value = inside ? from[(y * kSide + x) * C + c] : 0;
-    if (inside && conv >= 0) value = relu(norm.output(norm.normal(value)));
-    image.at.x[p * pitch(C) + c] = to_tf32(value);
+    const float4 four =
+        inside ? *reinterpret_cast<const float4*>(from + (y * kSide + x) * C + c) : make_float4(0, 0, 0, 0);
+    const auto finish = [&](float value, const Norm& norm) {
+      return to_tf32(inside && conv >= 0 ? relu(norm.output(norm.normal(value))) : value);
+    };
+    *reinterpret_cast<float4*>(image.at.x + p * pitch(C) + c) = make_float4(
+        finish(four.x, norms[0]), finish(four.y, norms[1]), finish(four.z, norms[2]), finish(four.w, norms[3]));
   }
 }
 
@@ -223,8 +263,8 @@ __device__ inline void norm_backward(const Image& image, int conv, const Norms<C
   const float* total = image.at.totals;  // (C, 2)
   const float* gamma = image.net.vector + image.gamma(conv);
   for (int c = threadIdx.x; c < C; c += kThreads) {
-    image.parts[image.beta(conv) + c] = total[2 * c];
-    image.parts[image.gamma(conv) + c] = total[2 * c + 1];
+    image.norm_part(conv)[c] = total[2 * c + 1];
+    image.norm_part(conv)[C + c] = total[2 * c];
   }
   float means[2][2] = {};  // group; of dy gamma, and of dy gamma times what was normalized
 #pragma unroll
@@ -243,9 +283,7 @@ __device__ inline void norm_backward(const Image& image, int conv, const Norms<C
 // The gradient of a convolution's weights, from the planes x and dz. Ends with x free for others.
 template <int In, int C>
 __device__ inline void weight_backward(const Image& image, int conv) {
-  float* to = image.parts + image.net.weight[conv];
-  const int real = conv == 0 ? image.net.channels : In;
-  weight_products<In, C>(image.at.x, image.at.dz, to, real);
+  weight_products<In, C>(image.at.x, image.at.dz, image.part + image.net.packed[conv]);
 }
 
 // Block b, of level C, whose input is of level In: dout, the gradient of its output, in tiles that are spread or not,
@@ -269,7 +307,7 @@ __device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout,
   weight_backward<C, C>(image, second);
   {
     Tiles<C> inner = {}, normal;
-    convolve_back<C, C>(image.at.dz, image.packed(second, true), inner);
+    convolve_back<C, C>(image.at.dz, image.packed(second, true), image.at.x, inner);
     const Norms<C> norms(image, first);
     load_normal<C, false>(image, first, norms, normal);
     for_tiles<C>(
@@ -280,7 +318,7 @@ __device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout,
   __syncthreads();
   weight_backward<In, C>(image, first);
   for_tiles<In>([&](int i, int j, int e) { din[i][j][e] = 0; });
-  convolve_back<In, C>(image.at.dz, image.packed(first, true), din);
+  convolve_back<In, C>(image.at.dz, image.packed(first, true), image.at.x, din);
   if constexpr (In == C) {
     Tiles<C> other;
     load_tiles<C, false>(past, other);
@@ -322,11 +360,11 @@ __device__ inline void head(const Image& image, int64_t i, Tiles<64>& dout) {
   for (int k = threadIdx.x; k < outputs; k += kThreads) {
     const float wanted = net.classes ? k == net.label[i] : net.target[i];
     logits[k] = net.classes ? expf(logits[k] - most) / whole - wanted : 2 * (logits[k] - wanted);
-    image.parts[net.head + outputs * 64 + k] = logits[k];
+    image.head_part()[outputs * 64 + k] = logits[k];
   }
   __syncthreads();
   for (int k = threadIdx.x; k < outputs * 64; k += kThreads) {
-    image.parts[net.head + k] = logits[k / 64] * features[k % 64];
+    image.head_part()[k] = logits[k / 64] * features[k % 64];
   }
   __syncthreads();
   for (int c = threadIdx.x; c < 64; c += kThreads) {
@@ -344,7 +382,7 @@ __device__ inline void head(const Image& image, int64_t i, Tiles<64>& dout) {
 static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) {
   Shared& at = shared_memory<Shared>();
   const int64_t i = blockIdx.x;
-  const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, net.parts + i * net.size};
+  const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, net.parts + i * net.part};
   load_image(image);
   __syncthreads();
   forward<8, 16, 0>(image, 0, 0, 0);
@@ -393,17 +431,17 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   weight_backward<8, 16>(image, 0);
 }
 
-// The mean of the images' gradients, in their order.      parts (minibatches, batch, size) -> result (minibatches,
-// size)
+// The mean of the images' gradients, in their order.    parts (minibatches, batch, part) -> result (minibatches, size)
 static __global__ void __launch_bounds__(256) mean_kernel(Resnet net) {
-  const int64_t blocks = (net.size + 255) / 256, minibatch = blockIdx.x / blocks;
+  const int64_t blocks = (net.part + 255) / 256, minibatch = blockIdx.x / blocks;
   const int i = static_cast<int>(blockIdx.x % blocks) * 256 + threadIdx.x;
-  if (i >= net.size) return;
-  const float* from = net.parts + minibatch * net.batch * net.size + i;
+  const int to = i < net.part ? place_of(net, i) : -1;
+  if (to < 0) return;
+  const float* from = net.parts + minibatch * net.batch * net.part + i;
   float sum = 0;
 #pragma unroll 8
-  for (int k = 0; k < net.batch; ++k) sum += from[k * static_cast<int64_t>(net.size)];
-  net.result[minibatch * net.size + i] = sum / static_cast<float>(net.batch);
+  for (int k = 0; k < net.batch; ++k) sum += from[k * static_cast<int64_t>(net.part)];
+  net.result[minibatch * net.size + to] = sum / static_cast<float>(net.batch);
 }
 
 }  // namespace secureafl::cuda

@@ -7,8 +7,8 @@
 //
 // A plane lies in shared memory, pixel by pixel, with a frame of zeros, so that all nine taps of a pixel are there;
 // from pixel to pixel it is four floats more than there are channels, which keeps the lanes of a warp in different
-// banks. What a convolution gives stays in registers: a warp has kTall x 2 tiles of 16 pixels and 8 channels. Eight
-// channels are also a group of the norm.
+// banks. What a convolution gives stays in registers: a warp has kTall x 2 tiles of 16 pixels and 8 channels, one below
+// the other where a row has 16 pixels. Eight channels are also a group of the norm.
 
 namespace secureafl::cuda {
 
@@ -47,9 +47,9 @@ struct Level {
   // Row 0 .. 15 of tile i of this warp. Spread: one of four lattices of every second pixel, the same for all i.
   template <bool kSpread>
   __device__ static int pixel(int i, int row) {
+    constexpr int kHalf = kSide / 2, kAbreast = kSide < 16 ? 1 : kSide / 16;
+    if (!kSpread) return (down() / kAbreast * kTall + i) * kAbreast * 16 + down() % kAbreast * 16 + row;
     const int tile = down() * kTall + i;
-    if (!kSpread) return tile * 16 + row;
-    constexpr int kHalf = kSide / 2;
     const int within = tile % (kPixels / 64) * 16 + row, lattice = tile / (kPixels / 64);
     return (within / kHalf * 2 + lattice / 2) * kSide + within % kHalf * 2 + lattice % 2;
   }
@@ -151,74 +151,173 @@ __device__ inline void sum_channels(Shared& at, float (&sums)[2][2][2]) {
   __syncthreads();
 }
 
+// Where the row of a tile begins that this lane loads: see load_rows.
+__device__ inline int own_row() { return threadIdx.x % 16; }
+__device__ inline int own_column() { return threadIdx.x % 32 / 16 * 4; }
+
 // sum += rows of a plane times one tap's weights.
-//   rows: where this lane's two rows of each tile begin, with its t; `off` to the tap
+//   rows: where this lane's rows of each tile begin; `off` to the tap
 //   packed: this tap's (K / 8, n / 8, 32, 2) at this warp's first tile and lane
 template <int K, int kTall>
-__device__ inline void add_tap(const float* plane, const int (&rows)[kTall][2], int off, const float2* packed, int next,
+__device__ inline void add_tap(const float* plane, const int (&rows)[kTall], int off, const float2* packed, int next,
                                float (&sum)[kTall][2][4]) {
 #pragma unroll
   for (int k = 0; k < K; k += 8) {
     const float2 b[2] = {packed[k / 8 * next], packed[k / 8 * next + 32]};
 #pragma unroll
     for (int i = 0; i < kTall; ++i) {
-      const float *upper = plane + rows[i][0] + off + k, *lower = plane + rows[i][1] + off + k;
-      const float a[4] = {upper[0], lower[0], upper[4], lower[4]};
+      float a[4];
+      load_rows(a, plane + rows[i] + off + k);
       add_product(sum[i][0], a, b[0]);
       add_product(sum[i][1], a, b[1]);
     }
   }
 }
 
-// z += the 3 x 3 convolution of the plane x (In channels), over every second pixel where that is of a larger level.
-template <int In, int C>
-__device__ inline void convolve(const float* x, const float* packed, Tiles<C>& z) {
-  constexpr int kStep = In > 8 && In != C ? 2 : 1, kWidth = Level<C>::kSide * kStep + 2;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int rows[Level<C>::kTall][2];
-#pragma unroll
-  for (int i = 0; i < Level<C>::kTall * 2; ++i) {
-    const int pixel = Level<C>::template pixel<false>(i / 2, g + i % 2 * 8);
-    const int y = pixel / Level<C>::kSide * kStep + 1, at = pixel % Level<C>::kSide * kStep + 1;
-    rows[i / 2][i % 2] = (y * kWidth + at) * pitch(In) + t;
-  }
-  const float2* weights = reinterpret_cast<const float2*>(packed) + Level<C>::group(0) * 32 + lane;
-  constexpr int kNext = C / 8 * 32;
+// sum += all nine taps of tiles that lie one below the other: the taps of a column read mostly the same rows.
+//   corner: where this lane's row of the first tile's first tap begins; `line` from a line of the plane to the next
+//   packed: (9, K / 8, n / 8, 32, 2) at this warp's first tile and lane; back: the last tap first
+template <int K, bool kBack, int kTall>
+__device__ inline void add_columns(const float* corner, int line, const float2* packed, int next,
+                                   float (&sum)[kTall][2][4]) {
 #pragma unroll 1
-  for (int tap = 0; tap < 9; ++tap, weights += In / 8 * kNext) {
-    add_tap<In>(x, rows, ((tap / 3 - 1) * kWidth + tap % 3 - 1) * pitch(In), weights, kNext, z);
+  for (int x = 0; x < 3; ++x) {
+#pragma unroll
+    for (int k = 0; k < K; k += 8) {
+      float2 b[3][2];
+#pragma unroll
+      for (int y = 0; y < 3; ++y) {
+        const int tap = kBack ? 8 - 3 * y - x : 3 * y + x;
+        b[y][0] = packed[(tap * (K / 8) + k / 8) * next], b[y][1] = packed[(tap * (K / 8) + k / 8) * next + 32];
+      }
+#pragma unroll
+      for (int row = 0; row < kTall + 2; ++row) {
+        float a[4];
+        load_rows(a, corner + row * line + x * pitch(K) + k);
+#pragma unroll
+        for (int y = 0; y < 3; ++y) {
+          if (row < y || row - y >= kTall) continue;
+          add_product(sum[row - y][0], a, b[y][0]);
+          add_product(sum[row - y][1], a, b[y][1]);
+        }
+      }
+    }
+  }
+}
+
+// The same of the smallest level, where each warp would read many weights for its one tile: here four warps work on the
+// same quarter of the output, two steps of a tap each, and add up in `parts`.
+template <bool kBack>
+__device__ inline void add_quarters(const float* plane, const float2* packed, float* parts, Tiles<64>& to) {
+  constexpr int kSide = Level<64>::kSide, kWidth = kSide + 2;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tile of pixels, of channels
+  const float* corner[2];
+  float sum[2][4][4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int pixel = (lower + i) * 16 + own_row();
+    corner[i] = plane + (pixel / kSide * kWidth + pixel % kSide) * pitch(64) + part * 16 + own_column();
+  }
+  packed += (part * 2 * 8 + right) * 32 + lane;
+#pragma unroll 3
+  for (int tap = 0; tap < 9; ++tap) {
+    const int off = (tap / 3 * kWidth + tap % 3) * pitch(64);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      float2 b[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b[j] = packed[(((kBack ? 8 - tap : tap) * 8 + k) * 8 + j) * 32];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float a[4];
+        load_rows(a, corner[i] + off + k * 8);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) add_product(sum[i][j], a, b[j]);
+      }
+    }
+  }
+  float4* all = reinterpret_cast<float4*>(parts);  // (4 parts, 4 tiles of pixels, 8 of channels, 32)
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float (&four)[4] = sum[i / 4][i % 4];
+    all[((part * 4 + lower + i / 4) * 8 + right + i % 4) * 32 + lane] = make_float4(four[0], four[1], four[2], four[3]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int j = i % 2;
+    const float4 four = all[((i / 2 * 4 + Level<64>::down()) * 8 + Level<64>::group(j)) * 32 + lane];
+    to[0][j][0] += four.x, to[0][j][1] += four.y, to[0][j][2] += four.z, to[0][j][3] += four.w;
+  }
+}
+
+template <int C>
+__device__ inline const float2* own_weights(const float* packed) {
+  return reinterpret_cast<const float2*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
+}
+
+// z += the 3 x 3 convolution of the plane x (In channels), over every second pixel where that is of a larger level;
+// `free` is memory for it, as large as a plane.
+template <int In, int C>
+__device__ inline void convolve(const float* x, const float* packed, float* free, Tiles<C>& z) {
+  constexpr int kStep = In > 8 && In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
+  constexpr int kNext = C / 8 * 32;
+  if constexpr (In == 64) {
+    add_quarters<false>(x, reinterpret_cast<const float2*>(packed), free, z);
+  } else {
+    int rows[Level<C>::kTall];  // of the first taps
+#pragma unroll
+    for (int i = 0; i < Level<C>::kTall; ++i) {
+      const int pixel = Level<C>::template pixel<false>(i, own_row());
+      rows[i] = (pixel / kSide * kStep * kWidth + pixel % kSide * kStep) * pitch(In) + own_column();
+    }
+    const float2* weights = own_weights<C>(packed);
+    if constexpr (kStep == 1) {
+      add_columns<In, false>(x + rows[0], kWidth * pitch(In), weights, kNext, z);
+    } else {
+#pragma unroll 1
+      for (int tap = 0; tap < 9; ++tap, weights += In / 8 * kNext) {
+        add_tap<In>(x, rows, (tap / 3 * kWidth + tap % 3) * pitch(In), weights, kNext, z);
+      }
+    }
   }
 }
 
 // dx += the gradient of that convolution's input, from the plane dz (C channels). Where that is of a smaller level, dx
 // is spread: a lattice of every second pixel has one to four taps that reach it.
 template <int In, int C>
-__device__ inline void convolve_back(const float* dz, const float* packed, Tiles<In>& dx) {
-  constexpr bool kSpread = In != C;
-  constexpr int kStep = kSpread ? 2 : 1, kWidth = Level<C>::kSide + 2;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int rows[Level<In>::kTall][2], odd_y = 0, odd_x = 0;
+__device__ inline void convolve_back(const float* dz, const float* packed, float* free, Tiles<In>& dx) {
+  constexpr int kWidth = Level<C>::kSide + 2, kNext = In / 8 * 32;
+  if constexpr (In == 64) {
+    add_quarters<true>(dz, reinterpret_cast<const float2*>(packed), free, dx);
+  } else if constexpr (In == C) {
+    const int pixel = Level<C>::template pixel<false>(0, own_row());
+    const int corner = (pixel / Level<C>::kSide * kWidth + pixel % Level<C>::kSide) * pitch(C) + own_column();
+    add_columns<C, true>(dz + corner, kWidth * pitch(C), own_weights<In>(packed), kNext, dx);
+  } else {
+    int rows[Level<In>::kTall], odd_y = 0, odd_x = 0;
 #pragma unroll
-  for (int i = 0; i < Level<In>::kTall * 2; ++i) {
-    const int pixel = Level<In>::template pixel<kSpread>(i / 2, g + i % 2 * 8);
-    const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
-    odd_y = y % kStep, odd_x = x % kStep;
-    rows[i / 2][i % 2] = ((y / kStep + 1) * kWidth + x / kStep + 1) * pitch(C) + t;
-  }
-  const float2* weights = reinterpret_cast<const float2*>(packed) + Level<In>::group(0) * 32 + lane;
-  constexpr int kNext = In / 8 * 32;
+    for (int i = 0; i < Level<In>::kTall; ++i) {
+      const int pixel = Level<In>::template pixel<true>(i, own_row());
+      const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
+      odd_y = y % 2, odd_x = x % 2;
+      rows[i] = ((y / 2 + 1) * kWidth + x / 2 + 1) * pitch(C) + own_column();
+    }
+    const float2* weights = own_weights<In>(packed);
 #pragma unroll 1
-  for (int tap = 0; tap < 9; ++tap, weights += C / 8 * kNext) {
-    const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);
-    if (y % kStep != 0 || x % kStep != 0) continue;
-    add_tap<C>(dz, rows, (y / kStep * kWidth + x / kStep) * pitch(C), weights, kNext, dx);
+    for (int tap = 0; tap < 9; ++tap, weights += C / 8 * kNext) {
+      const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);
+      if (y % 2 != 0 || x % 2 != 0) continue;
+      add_tap<C>(dz, rows, (y / 2 * kWidth + x / 2) * pitch(C), weights, kNext, dx);
+    }
   }
 }
 
-// The gradient of that convolution's weights -> to (C, real, 9). A warp sums 16 output and 8 input channels over some
-// of the pixels, all nine taps; x is the memory in which the warps' parts meet.
+// The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
+// output and 8 input channels over some of the pixels, all nine taps; x is the memory in which the warps' parts meet.
 template <int In, int C>
-__device__ inline void weight_products(float* x, const float* dz, float* to, int real) {
+__device__ inline void weight_products(float* x, const float* dz, float* to) {
   constexpr int kStep = In > 8 && In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
   constexpr int kCount = Level<C>::kPixels / kParts, kSize = C * In * 9;
@@ -230,7 +329,7 @@ __device__ inline void weight_products(float* x, const float* dz, float* to, int
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
     const int o = pair / (In / 8) * 16 + g, i = pair % (In / 8) * 8;
     float sum[9][4] = {};
-#pragma unroll 1
+#pragma unroll 2
     for (int p = part * kCount; p < (part + 1) * kCount; p += 8) {
       // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
       const float* near = dz + Level<C>::place(p + 2 * t) + o;
@@ -244,21 +343,22 @@ __device__ inline void weight_products(float* x, const float* dz, float* to, int
       }
     }
     if (kParts > 1) __syncthreads();  // all have read x; a single pair each
-    float* out = kParts > 1 ? x + part * kSize : to;
+    float4* out = reinterpret_cast<float4*>(kParts > 1 ? x + part * kSize : to) + pair * 9 * 32 + lane;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float* weight = out + ((o + e / 2 * 8) * In + i + 2 * t + e % 2) * 9;
-#pragma unroll
-      for (int tap = 0; tap < 9; ++tap) weight[tap] = sum[tap][e];
+    for (int tap = 0; tap < 9; ++tap) {
+      out[tap * 32] = make_float4(sum[tap][0], sum[tap][1], sum[tap][2], sum[tap][3]);
     }
   }
   __syncthreads();
-  for (int k = threadIdx.x; kParts > 1 && k < C * real * 9; k += kThreads) {
-    const int from = k / (real * 9) * In * 9 + k % (real * 9);
-    float sum = 0;
+  const float4* each = reinterpret_cast<const float4*>(x);
+  for (int k = threadIdx.x; kParts > 1 && k < kSize / 4; k += kThreads) {
+    float4 sum = each[k];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) sum += x[i * kSize + from];
-    to[k] = sum;
+    for (int i = 1; i < kParts; ++i) {
+      const float4 more = each[i * kSize / 4 + k];
+      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+    }
+    reinterpret_cast<float4*>(to)[k] = sum;
   }
 }
 

@@ -22,6 +22,17 @@ __device__ inline float to_tf32(float value) {
   return __uint_as_float(bits);
 }
 
+// a (16, 8) from shared memory: each lane says where row lane % 16 begins, four floats on in the upper half of the
+// warp. Those must be aligned to 16 bytes.
+__device__ inline void load_rows(float (&a)[4], const float* row) {
+  uint32_t bits[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = __uint_as_float(bits[i]);
+}
+
 __device__ inline void add_product(float (&sum)[4], const float (&a)[4], float2 b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

@@ -26,6 +26,10 @@ struct float2 {
   float x, y;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace emulator {
 
@@ -168,6 +172,19 @@ inline void wait_for_last() {}
 
 // Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
 inline float to_tf32(float value) { return value; }
+
+inline void load_rows(float (&a)[4], const float* row) {
+  const auto board = emulator::board();
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) std::abort();
+  std::memcpy(board[lane], &row, sizeof(row));
+  emulator::wait(emulator::Waits::kForWarp);
+  for (int i = 0; i < 4; ++i) {
+    const float* from;
+    std::memcpy(&from, board[8 * i + g], sizeof(from));
+    a[i] = from[t];
+  }
+}
 
 inline void add_product(float (&sum)[4], const float (&a)[4], float2 b) {
   const auto board = emulator::board();

@@ -7,11 +7,11 @@ using namespace secureafl::cuda;
 extern "C" int resnet_gradient(const float* vector, const float* x, const int64_t* label, const float* target,
                                int minibatches, int batch, int channels, int classes, float* result, unsigned seed) {
   Resnet net = shape_of_resnet(batch, channels, classes);
-  const int images = minibatches * batch, columns = (net.size + 255) / 256;
-  std::vector<float> packs(2 * net.packs), memory(images * (net.memory + net.size), std::nanf(""));
+  const int images = minibatches * batch, columns = (net.part + 255) / 256;
+  std::vector<float> packs(2 * net.packs), memory(images * (net.memory + net.part), std::nanf(""));
   net.vector = vector, net.x = x, net.label = label, net.target = target, net.result = result;
   net.packs_at = packs.data(), net.scratch = memory.data(), net.parts = net.scratch + images * net.memory;
-  emulator::launch(2 * kConvs, 256, 0, seed, [&] { pack_kernel(net); });
+  emulator::launch(kPackBlocks, 256, 0, seed, [&] { pack_kernel(net); });
   emulator::launch(images, kThreads, sizeof(Shared) / sizeof(float), seed, [&] { resnet_kernel(net); });
   emulator::launch(minibatches * columns, 256, 0, seed, [&] { mean_kernel(net); });
   return net.size;

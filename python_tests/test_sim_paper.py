@@ -230,6 +230,13 @@ def test_the_head_says_how_it_came_about(pretended):
     assert head.startswith("`secureafl paper --table alpha --out 'a b' --rounds 9 --seeds 2`; ")
     for part in ("threads", f"torch {torch.__version__}", "commit ", "seeds 0, 1", "rounds 9"):
         assert part in head
+    assert "with" not in head, "SecureAFL alone, as it is"
+    assert cli.main(["paper", "--table", "main", "--only", "attack=none", "--out", "c"]) == 0
+    head = Path("c/main-fashion-mnist.md").read_text(encoding="utf-8").splitlines()[2]
+    spelled = ", ".join(
+        f"{name} {key}={value}" for name, values in paper.CHOSEN.items() for key, value in values.items()
+    )
+    assert head.endswith(f"; with {spelled}.")
 
 
 def test_undefined_cells_say_why_and_leave_the_paper_its_shape(pretended):

@@ -167,6 +167,10 @@ def provenance(chosen: Plan, records: list[Record]) -> str:
         f"rounds {each([str(record.outcome.settings.rounds) for record in records])}",
         f"{min(record.started for record in records)} to {max(record.started for record in records)}",
     ]
+    options = [(record.outcome.settings.defense, record.outcome.settings.defense_options) for record in records]
+    spelled = [f"{defense} {key}={value}" for defense, values in options for key, value in values.items()]
+    if spelled:
+        parts.append(f"with {each(spelled)}")
     return "; ".join(parts)
 
 

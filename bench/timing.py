@@ -46,6 +46,31 @@ class Clock:
                 call()
         return self.ms(graph.replay) / IN_GRAPH
 
+    def together_ms(self, call: Callable[[], object], streams: int) -> float | None:
+        """Per call with so many of them side by side, each in graphs on a stream of its own; None on a CPU."""
+        if self.device == "cpu":
+            return None
+        here, all_of_them = torch.cuda.current_stream(), []
+        for stream in [torch.cuda.Stream() for _ in range(streams)]:
+            with torch.cuda.stream(stream):
+                call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(IN_GRAPH):
+                    call()
+            all_of_them.append((stream, graph))
+
+        def replay() -> None:
+            for stream, graph in all_of_them:
+                stream.wait_stream(here)
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            for stream, _ in all_of_them:
+                here.wait_stream(stream)
+
+        return self.ms(replay) / IN_GRAPH / streams
+
     def host_ms(self, call: Callable[[], object], calls: int = 5) -> float | None:
         """How long a call keeps the host; None on a CPU, where that is the call itself."""
         if self.device == "cpu":

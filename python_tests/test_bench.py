@@ -19,7 +19,7 @@ def run(name: str, out: Path, *arguments: str) -> tuple[str, list[dict[str, str]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     text = (out / f"{name}.md").read_text()
     assert done.stdout.endswith(text)
-    if name not in ("simulator", "flower"):  # which have no sizes to draw over
+    if name not in ("simulator", "gradients", "flower"):  # which have no sizes to draw over
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with (out / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -75,6 +75,17 @@ def test_simulator_times_rounds_their_parts_and_runs_side_by_side(tmp_path):
         ("attack", "sign-flip"),
     }
     assert {(row["n"], row["d"]) for row in rows} == {("5", "139960")}
+
+
+def test_gradients_times_each_net_as_torch_has_it(tmp_path):
+    """Their own ops are for a GPU."""
+    text, rows = run("gradients", tmp_path)
+    assert "python bench/gradients.py" in text and "## resnet20, minibatches of 2" in text
+    timed = ("one", "2 in a call", "outputs of 3 images")
+    assert [(row["table"], row["how"]) for row in rows] == [
+        (f"{name}, {label}", "torch") for name in ("cnn", "resnet20") for label in timed
+    ]
+    assert [row["d"] for row in rows] == ["139960"] * 3 + ["269722"] * 3
 
 
 def test_flower_times_the_loop_with_and_without_a_server(tmp_path):

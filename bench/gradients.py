@@ -51,10 +51,8 @@ def fastest() -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-def ways(name: str, device: str) -> Iterator[tuple[str, Net]]:
+def ways(net: Net, plain: Net, device: str) -> Iterator[tuple[str, Net]]:
     """Each with torch set up for it, one after the other."""
-    net = build(name, NETS[name][0], CLASSES)
-    plain = Net(net.make, CLASSES)
     with loop.exact():
         yield "torch", plain
     if device == "cuda":
@@ -99,12 +97,13 @@ def main() -> None:
         x = torch.randn(count, batch, *shape, generator=random).to(device)
         y = torch.randint(CLASSES, (count, batch), generator=random).to(device)
         images = torch.randn(sizes.images, *shape, generator=random).to(device)
-        for how, net in ways(name, device):
-            vector = net.start(SEED).to(device)
-            wanted = Net(net.make, CLASSES).gradient(vector.double(), x[0].double(), y[0])
-            off = ((net.gradient(vector, x[0], y[0]) - wanted).norm() / wanted.norm()).item()
+        net = build(name, shape, CLASSES)
+        plain, vector = Net(net.make, CLASSES), net.start(SEED).to(device)
+        wanted = plain.gradient(vector.double(), x[0].double(), y[0])
+        for how, way in ways(net, plain, device):
+            off = ((way.gradient(vector, x[0], y[0]) - wanted).norm() / wanted.norm()).item()
             assert off < OFF[how], f"{name}, {how}: off by {off}"
-            measured[how] = [*times(net, vector, x, y, images, sizes, clock), off]
+            measured[how] = [*times(way, vector, x, y, images, sizes, clock), off]
         lines = []
         for how, (*taken, off) in measured.items():
             compared = zip(taken, measured["torch"][:-1], strict=True)

@@ -38,35 +38,21 @@ class Clock:
         """Per call, several of them in one CUDA graph; None on a CPU."""
         if self.device == "cpu":
             return None
-        call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(IN_GRAPH):
-                call()
-        return self.ms(graph.replay) / IN_GRAPH
+        return self.ms(self._captured(call).replay) / IN_GRAPH
 
     def together_ms(self, call: Callable[[], object], streams: int) -> float | None:
         """Per call with so many of them side by side, each in graphs on a stream of its own; None on a CPU."""
         if self.device == "cpu":
             return None
-        here, all_of_them = torch.cuda.current_stream(), []
-        for stream in [torch.cuda.Stream() for _ in range(streams)]:
-            with torch.cuda.stream(stream):
-                call()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                for _ in range(IN_GRAPH):
-                    call()
-            all_of_them.append((stream, graph))
+        here = torch.cuda.current_stream()
+        graphs = {stream: self._captured(call, stream) for stream in [torch.cuda.Stream() for _ in range(streams)]}
 
         def replay() -> None:
-            for stream, graph in all_of_them:
+            for stream, graph in graphs.items():
                 stream.wait_stream(here)
                 with torch.cuda.stream(stream):
                     graph.replay()
-            for stream, _ in all_of_them:
+            for stream in graphs:
                 here.wait_stream(stream)
 
         return self.ms(replay) / IN_GRAPH / streams
@@ -85,6 +71,17 @@ class Clock:
         source = torch.ones(size // 8, device=self.device)  # ones: pages never written would be read from cache
         target = torch.empty_like(source)
         return self.ms(lambda: target.copy_(source))
+
+    def _captured(self, call: Callable[[], object], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+        """IN_GRAPH calls, on that stream or torch's own for graphs; one before them sets up what is set up once."""
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(IN_GRAPH):
+                call()
+        return graph
 
     def _once(self, call: Callable[[], object]) -> float:
         start = self._now()

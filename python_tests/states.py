@@ -13,6 +13,20 @@ def identical(ours, theirs):
         torch.testing.assert_close(torch.as_tensor(ours[name]), torch.as_tensor(value), rtol=0, atol=0, equal_nan=True)
 
 
+def same_on_any_threads(one, two, arrivals, rounds):
+    """Rounds of one server on a single thread and of its twin on two end in the same state."""
+    threads = torch.get_num_threads()
+    try:
+        for _ in range(rounds):
+            client, update, version = arrivals.next(one)
+            for count, server in ((1, one), (2, two)):
+                torch.set_num_threads(count)
+                server.submit(client, update, version)
+    finally:
+        torch.set_num_threads(threads)
+    identical(one, two)
+
+
 def without_values(mode, *holders):
     """Every tensor that these objects hold becomes a fake one: whoever reads it on the host gets an error."""
     for holder in holders:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from emulated import library, pointers
 from peaks import peak, start_peak
-from states import identical
+from states import identical, same_on_any_threads
 
 from secureafl_ext import SecureAFL, kin_round
 from secureafl_ext.kin_round import KinRound
@@ -273,16 +273,7 @@ def test_two_runs_are_bit_equal(device):
 def test_the_number_of_threads_changes_nothing():
     """d: several chunks of tiles, and a last tile that is not full."""
     one, two = (make("cpu", 20, 20_011) for _ in range(2))
-    arrivals, threads = Arrivals(20, 20_011), torch.get_num_threads()
-    try:
-        for _ in range(60):
-            client, update, version = arrivals.next(one)
-            for count, server in ((1, one), (2, two)):
-                torch.set_num_threads(count)
-                server.submit(client, update, version)
-    finally:
-        torch.set_num_threads(threads)
-    identical(one, two)
+    same_on_any_threads(one, two, Arrivals(20, 20_011), 60)
 
 
 def test_a_coordinate_never_leaves_the_floats(device):

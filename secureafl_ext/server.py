@@ -12,6 +12,7 @@ from torch import Tensor
 from . import checkpoint, fused, kin_round, sharded
 from .composed import Composed
 from .config import COUNTS, DTYPES, Config
+from .kinship import Kinship
 from .receipt import Receipt, stale
 from .refusals import check, check_kept, check_start, check_state, name_of
 
@@ -230,14 +231,16 @@ class SecureAFL:
     @property
     def kinship(self) -> Tensor | None:
         """(n, n) float64, not to be written to: what rule="kinship" knows of who pulls with whom; None for others."""
-        rows = self._engine.rows if self.config.rule == "kinship" else None
-        return rows.kinship.means if rows else None
+        return self._kin.means if self._kin else None
 
     @property
     def kinship_apart(self) -> Tensor | None:
         """(n, n) float64: the same without what most have in common."""
-        rows = self._engine.rows if self.config.rule == "kinship" else None
-        return rows.kinship.apart() if rows else None
+        return self._kin.apart() if self._kin else None
+
+    @property
+    def _kin(self) -> Kinship | None:
+        return self._engine.rows.kinship if self.config.rule == "kinship" else None
 
     def estimates(self) -> Tensor:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""

@@ -44,4 +44,5 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "-> (Tensor, Tensor, Tensor)");
   m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
   m.def("resnet_gradient(Tensor vector, Tensor x, Tensor y, int classes) -> Tensor");
+  m.def("resnet_predict(Tensor vector, Tensor x, int classes) -> Tensor");
 }

@@ -1,4 +1,4 @@
-"""ResNet-20's gradient in one op, against autograd in float64.
+"""ResNet-20 as two ops, its gradient and what it says of images, against torch in float64.
 
 The kernels' source runs on an emulated GPU, whose products are exact, and the op on a real one, which rounds their
 factors to TF32.
@@ -40,6 +40,21 @@ def gradient(how, emulated):
     return torch.ops.secureafl.resnet_gradient, "cuda"
 
 
+@pytest.fixture
+def predict(how):
+    """(vector, x, classes) -> (B, outputs), and where its arguments must be."""
+    if how == "cuda":
+        return torch.ops.secureafl.resnet_predict, "cuda"
+
+    def emulated(vector, x, classes, seed=0):
+        result = torch.full((len(x), classes or 1), math.nan)
+        *inputs, out = pointers(vector, x, result)
+        assert library("resnet").resnet_predict(*inputs, *x.shape[:2], classes, out, seed) == len(vector)
+        return result
+
+    return emulated, "cpu"
+
+
 def scene(random, k, size, channels, classes, device="cpu"):
     """A net whose norms are not the usual ones, and images."""
     net = resnet20((channels, 32, 32), classes)
@@ -72,6 +87,32 @@ def test_is_the_gradient(random, how, gradient, sizes):
         # Rounding turns a ReLU here and there, in float32 seldom; of one image that is more than of a batch.
         whole, part = (5e-4, 5e-3) if how == "emulated" else (0.05, 0.3)
         assert off(row, wanted) < whole and max(apart) < part
+
+
+@anywhere
+@pytest.mark.parametrize("sizes", [(3, 10), (1, 2), (8, 256), (3, 0)], ids=str)  # C, classes
+def test_is_what_the_net_says(random, how, predict, sizes):
+    op, device = predict
+    net, vector, x, _ = scene(random, 1, 3, *sizes, device)
+    got, wanted = op(vector, x[0], net.classes), net.predict(vector.double(), x[0].double())
+    assert got.shape == (3, net.classes or 1) and got.dtype == torch.float32
+    assert off(got, wanted.reshape(got.shape)) < (1e-5 if how == "emulated" else 0.01)
+
+
+@on_gpu
+def test_what_it_says_of_an_image_does_not_depend_on_the_others(random, how):
+    """More images than are worked on at a time; the way back starts from the same numbers; no images at all."""
+    net, vector, x, y = scene(random, 1, 2100, 3, 10, how)
+    op = partial(torch.ops.secureafl.resnet_predict, vector, classes=10)
+    together = op(x[0])
+    assert torch.equal(net.predict(vector, x[0]), together)
+    for i in (0, 1023, 1024, 2099):
+        assert torch.equal(together[i : i + 1], op(x[0, i : i + 1]))
+    bias = torch.ops.secureafl.resnet_gradient(vector, x[:, :1], y[:, :1], 10)[0, -10:]
+    torch.testing.assert_close(bias, together[0].softmax(0) - torch.eye(10, device=how)[y[0, 0]], rtol=1e-4, atol=1e-6)
+    assert op(x[0, :0]).shape == (0, 10)
+    leaf = vector.clone().requires_grad_()
+    assert net.predict(leaf, x[0, :2]).requires_grad, "who asks for a gradient gets torch's own"
 
 
 def test_no_thread_runs_ahead_of_the_others(random, emulated):
@@ -149,3 +190,21 @@ def test_refusals_name_what_is_wrong(random, how, change, words):
     arguments = zip(names, (*scene(random, 2, 3, 3, 4, how)[1:], 4), strict=True)
     with pytest.raises(RuntimeError, match=f"secureafl::resnet_gradient: .*{words}"):
         torch.ops.secureafl.resnet_gradient(*(change.get(name, lambda same: same)(value) for name, value in arguments))
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vector": lambda v: v.double()}, "vector must have dtype float32, got float64"),
+        ({"vector": lambda v: v[1:]}, r"vector must have shape \(d,\) = \((\d+),\), got"),
+        ({"x": lambda x: x[0]}, r"x must have shape \(B, C, 32, 32\).*, got \(3, 32, 32\)"),
+        ({"x": lambda x: x.repeat(1, 3, 1, 1)}, "number of channels C in 1 to 8, got 9"),
+        ({"classes": lambda _: 257}, "classes must lie in 0 to 256, got 257"),
+    ],
+)
+def test_refusals_of_what_the_net_says(random, how, change, words):
+    _, vector, x, _ = scene(random, 1, 2, 3, 4, how)
+    arguments = zip(("vector", "x", "classes"), (vector, x[0], 4), strict=True)
+    with pytest.raises(RuntimeError, match=f"secureafl::resnet_predict: .*{words}"):
+        torch.ops.secureafl.resnet_predict(*(change.get(name, lambda same: same)(value) for name, value in arguments))

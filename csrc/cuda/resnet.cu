@@ -7,36 +7,54 @@
 namespace secureafl {
 
 static_assert(sizeof(cuda::Shared) == 197184, "secureafl_ext/sim/models.py asks the GPU for as much");
+constexpr int64_t kAtATime = 1024;  // images: 2.5 GB of memory
+
+namespace {
+
+void within(const char* op, const char* what, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most) refuse(op, what, " ", least, " to ", most, ", got ", value);
+}
+
+Check check_resnet(const char* op, const Tensor& vector) {
+  if (vector.scalar_type() != ScalarType::Float) {
+    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
+  }
+  return Check(op, "vector", vector, /*two_byte_types=*/false);
+}
+
+// The net without its pointers, for images of that many channels.
+cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector, const cuda::Launcher& launch,
+                       int64_t batch, int64_t channels, int64_t classes) {
+  within(op, "classes must lie in", classes, 0, cuda::kMostClasses);
+  within(op, "x must hold a number of channels C in", channels, 1, 8);
+  const cuda::Resnet net =
+      cuda::shape_of_resnet(static_cast<int>(batch), static_cast<int>(channels), static_cast<int>(classes));
+  check.shape("vector", vector, "(d,)", {net.size});
+  if (static_cast<int64_t>(sizeof(cuda::Shared)) > launch.most_shared()) {
+    refuse(op, "vector must be on a GPU that gives a block ", static_cast<int64_t>(sizeof(cuda::Shared)),
+           " bytes of shared memory, got ", launch.most_shared());
+  }
+  return net;
+}
+
+}  // namespace
 
 // A row per minibatch: the gradient at `vector` (d) of the mean loss over its images, cross entropy or, with no
 // classes, squared error. Factors are rounded to TF32.
 //   x (k, B, C, 32, 32)   y (k, B) int64, or float32 with no classes   -> (k, d)
 Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t classes) {
   constexpr const char* op = "resnet_gradient";
-  if (vector.scalar_type() != ScalarType::Float) {
-    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
-  }
-  const Check check(op, "vector", vector, /*two_byte_types=*/false);
+  const Check check = check_resnet(op, vector);
   check.floats("x", x, "(k, B, C, 32, 32)", {-1, -1, -1, 32, 32});
   check.typed("y", y, classes ? ScalarType::Long : ScalarType::Float, "(k, B)", {x.size(0), x.size(1)});
-  const auto within = [](const char* what, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) refuse(op, what, " ", least, " to ", most, ", got ", value);
-  };
-  within("classes must lie in", classes, 0, cuda::kMostClasses);
-  within("x must hold a number of minibatches k in", x.size(0), 0, 65536);
-  within("x must hold a number of images B in", x.size(1), 1, 1024);
-  within("x must hold a number of channels C in", x.size(2), 1, 8);
-  const int batch = static_cast<int>(x.size(1)), channels = static_cast<int>(x.size(2));
-  cuda::Resnet net = cuda::shape_of_resnet(batch, channels, static_cast<int>(classes));
-  check.shape("vector", vector, "(d,)", {net.size});
+  const int64_t k = x.size(0), batch = x.size(1), channels = x.size(2);
+  within(op, "x must hold a number of minibatches k in", k, 0, 65536);
+  within(op, "x must hold a number of images B in", batch, 1, kAtATime);
   const cuda::Launcher launch(vector.get_device_index());
-  if (static_cast<int64_t>(sizeof(cuda::Shared)) > launch.most_shared()) {
-    refuse(op, "vector must be on a GPU that gives a block ", static_cast<int64_t>(sizeof(cuda::Shared)),
-           " bytes of shared memory, got ", launch.most_shared());
-  }
+  cuda::Resnet net = resnet_of(op, check, vector, launch, batch, channels, classes);
 
   const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);
-  const int64_t k = x.size(0), at_a_time = 1024 / batch, most = k < at_a_time ? k : at_a_time;  // 2.5 GB of memory
+  const int64_t at_a_time = kAtATime / batch, most = k < at_a_time ? k : at_a_time;
   const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
   const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
   const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.part});
@@ -57,6 +75,37 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   return result;
 }
 
+// What the net says of each image: its logits or, with no classes, its one value.
+//   x (B, C, 32, 32)   -> (B, classes or 1)
+Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
+  constexpr const char* op = "resnet_predict";
+  const Check check = check_resnet(op, vector);
+  check.floats("x", x, "(B, C, 32, 32)", {-1, -1, 32, 32});
+  const int64_t count = x.size(0), channels = x.size(1);
+  const cuda::Launcher launch(vector.get_device_index());
+  cuda::Resnet net = resnet_of(op, check, vector, launch, 1, channels, classes);
+
+  const Tensor parameters = dense(vector), images = dense(x);
+  const int64_t outputs = classes ? classes : 1, most = count < kAtATime ? count : kAtATime;
+  const Tensor result = allocate(vector, ScalarType::Float, {count, outputs});
+  const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
+  const Tensor memory = allocate(vector, ScalarType::Float, {most, net.memory});
+  net.vector = data<float>(parameters);
+  net.packs_at = mutable_data<float>(packs);
+  net.scratch = mutable_data<float>(memory);
+  launch(cuda::pack_kernel, count ? cuda::kPackBlocks : 0, 256, 0, net);
+  for (int64_t first = 0; first < count; first += most) {
+    net.x = data<float>(images) + first * channels * 1024;
+    net.result = mutable_data<float>(result) + first * outputs;
+    launch(cuda::predict_kernel, count - first < most ? count - first : most, cuda::kThreads, sizeof(cuda::Shared),
+           net);
+  }
+  return result;
+}
+
 }  // namespace secureafl
 
-STABLE_TORCH_LIBRARY_IMPL(secureafl, CUDA, m) { m.impl("resnet_gradient", TORCH_BOX(&secureafl::resnet_gradient)); }
+STABLE_TORCH_LIBRARY_IMPL(secureafl, CUDA, m) {
+  m.impl("resnet_gradient", TORCH_BOX(&secureafl::resnet_gradient));
+  m.impl("resnet_predict", TORCH_BOX(&secureafl::resnet_predict));
+}

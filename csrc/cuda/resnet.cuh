@@ -29,7 +29,7 @@ struct Resnet {
   float* packs_at;       // (2, packs): the weights as a warp loads them, forward and backward
   float* scratch;        // (images, memory)
   float* parts;          // (images, part): gradients; of convolutions where `packed` says, of norms, of the head
-  float* result;         // (images / batch, size)
+  float* result;         // (images / batch, size): mean gradients; or (images, outputs): what the net says
 };
 
 __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
@@ -190,14 +190,14 @@ __device__ inline void load_past(const float* past, Tiles<C>& to) {
 }
 
 // The convolution `conv` of the plane x (In channels), normalized, with a block's input of level P added if P > 0, and
-// ReLU. That becomes the plane x, and a[to] if to >= 0.
-template <int In, int C, int P>
+// ReLU. That becomes the plane x, and a[to] if to >= 0. Only a way back needs what is kept of it.
+template <int In, int C, int P, bool kKeep>
 __device__ inline void forward(const Image& image, int conv, int past, int to) {
   float* memory = image.memory;
   Tiles<C> z = {}, other = {};
   convolve<In, C>(image.at.x, image.packed(conv, false), image.at.dz, z);
   if constexpr (P > 0) load_past<P, C>(memory + image.net.a[past], other);
-  store_tiles<C, false>(z, memory + image.net.z[conv]);
+  if (kKeep) store_tiles<C, false>(z, memory + image.net.z[conv]);
   take_moments<C>(image, conv, z);
   if (In != C) clear_plane<C>(image.at.x);  // a frame of another size
   const Norms<C> norms(image, conv);
@@ -333,26 +333,56 @@ __device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout,
   }
 }
 
-// Means over the pixels, the last layer, the loss and its gradient: of the last block's output, dout. A regression has
-// one output.
-__device__ inline void head(const Image& image, int64_t i, Tiles<64>& dout) {
-  const Resnet& net = image.net;
-  const int outputs = net.classes ? net.classes : 1;
-  const float* out = image.memory + net.a[kBlocks];
+// The image through all convolutions; the last block's output is a[kBlocks].
+template <bool kKeep>
+__device__ inline void forward_all(const Image& image) {
+  load_image(image);
+  __syncthreads();
+  forward<8, 16, 0, kKeep>(image, 0, 0, 0);
+  for (int b = 1; b <= 3; ++b) {
+    forward<16, 16, 0, kKeep>(image, 2 * b - 1, 0, -1);
+    forward<16, 16, 16, kKeep>(image, 2 * b, b - 1, b);
+  }
+  forward<16, 32, 0, kKeep>(image, 7, 0, -1);
+  forward<32, 32, 16, kKeep>(image, 8, 3, 4);
+  for (int b = 5; b <= 6; ++b) {
+    forward<32, 32, 0, kKeep>(image, 2 * b - 1, 0, -1);
+    forward<32, 32, 32, kKeep>(image, 2 * b, b - 1, b);
+  }
+  forward<32, 64, 0, kKeep>(image, 13, 0, -1);
+  forward<64, 64, 32, kKeep>(image, 14, 6, 7);
+  for (int b = 8; b <= 9; ++b) {
+    forward<64, 64, 0, kKeep>(image, 2 * b - 1, 0, -1);
+    forward<64, 64, 64, kKeep>(image, 2 * b, b - 1, b);
+  }
+}
+
+// The last layer: means over the pixels -> at.features, what the net says -> at.logits. A regression has one output.
+__device__ inline int outputs_of(const Resnet& net) { return net.classes ? net.classes : 1; }
+__device__ inline void take_outputs(const Image& image) {
+  const int outputs = outputs_of(image.net);
+  Tiles<64> out;
   float sums[2][2][2] = {};
-  load_tiles<64, false>(out, dout);
-  for_tiles<64>([&](int m, int j, int e) { sums[j][e % 2][0] += dout[m][j][e]; });
+  load_tiles<64, false>(image.memory + image.net.a[kBlocks], out);
+  for_tiles<64>([&](int m, int j, int e) { sums[j][e % 2][0] += out[m][j][e]; });
   sum_channels<64>(image.at, sums);
   float *features = image.at.features, *logits = image.at.logits;
   for (int c = threadIdx.x; c < 64; c += kThreads) features[c] = image.at.totals[2 * c] / 64;
   __syncthreads();
-  const float* weight = net.vector + net.head;  // (outputs, 64), then the bias
+  const float* weight = image.net.vector + image.net.head;  // (outputs, 64), then the bias
   for (int k = threadIdx.x; k < outputs; k += kThreads) {
     float sum = weight[outputs * 64 + k];
     for (int c = 0; c < 64; ++c) sum = fmaf(weight[k * 64 + c], features[c], sum);
     logits[k] = sum;
   }
   __syncthreads();
+}
+
+// The loss's gradient, from these on: of the last layer, and dout, of the last block's output.
+__device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& dout) {
+  const Resnet& net = image.net;
+  const int outputs = outputs_of(net);
+  float *features = image.at.features, *logits = image.at.logits;
   float most = logits[0], whole = 0;
   for (int k = 1; k < outputs; ++k) most = logits[k] > most ? logits[k] : most;
   for (int k = 0; k < outputs; ++k) whole += expf(logits[k] - most);
@@ -367,6 +397,7 @@ __device__ inline void head(const Image& image, int64_t i, Tiles<64>& dout) {
     image.head_part()[k] = logits[k / 64] * features[k % 64];
   }
   __syncthreads();
+  const float* weight = net.vector + net.head;  // (outputs, 64)
   for (int c = threadIdx.x; c < 64; c += kThreads) {
     float sum = 0;
     for (int k = 0; k < outputs; ++k) sum = fmaf(logits[k], weight[k * 64 + c], sum);
@@ -383,30 +414,13 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   Shared& at = shared_memory<Shared>();
   const int64_t i = blockIdx.x;
   const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, net.parts + i * net.part};
-  load_image(image);
-  __syncthreads();
-  forward<8, 16, 0>(image, 0, 0, 0);
-  for (int b = 1; b <= 3; ++b) {
-    forward<16, 16, 0>(image, 2 * b - 1, 0, -1);
-    forward<16, 16, 16>(image, 2 * b, b - 1, b);
-  }
-  forward<16, 32, 0>(image, 7, 0, -1);
-  forward<32, 32, 16>(image, 8, 3, 4);
-  for (int b = 5; b <= 6; ++b) {
-    forward<32, 32, 0>(image, 2 * b - 1, 0, -1);
-    forward<32, 32, 32>(image, 2 * b, b - 1, b);
-  }
-  forward<32, 64, 0>(image, 13, 0, -1);
-  forward<64, 64, 32>(image, 14, 6, 7);
-  for (int b = 8; b <= 9; ++b) {
-    forward<64, 64, 0>(image, 2 * b - 1, 0, -1);
-    forward<64, 64, 64>(image, 2 * b, b - 1, b);
-  }
+  forward_all<true>(image);
 
   Tiles<64> d64;
   Tiles<32> d32;
   Tiles<16> d16;
-  head(image, i, d64);
+  take_outputs(image);
+  head_backward(image, i, d64);
   clear_plane<64>(at.dz);
   for (int b = 9; b >= 8; --b) block_backward<64, 64, false>(image, b, d64, d64);
   block_backward<32, 64, false>(image, 7, d64, d32);
@@ -429,6 +443,17 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   load_image(image);
   __syncthreads();
   weight_backward<8, 16>(image, 0);
+}
+
+// The same there alone: what the net says of an image -> result (images, outputs).
+static __global__ void __launch_bounds__(kThreads, 1) predict_kernel(Resnet net) {
+  Shared& at = shared_memory<Shared>();
+  const int64_t i = blockIdx.x;
+  const int outputs = outputs_of(net);
+  const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, nullptr};
+  forward_all<false>(image);
+  take_outputs(image);
+  for (int k = threadIdx.x; k < outputs; k += kThreads) net.result[i * outputs + k] = at.logits[k];
 }
 
 // The mean of the images' gradients, in their order.    parts (minibatches, batch, part) -> result (minibatches, size)

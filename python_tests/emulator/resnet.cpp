@@ -1,6 +1,6 @@
 #include "../../csrc/cuda/resnet.cuh"
 
-// `resnet_gradient` of csrc/cuda/resnet.cu on a CPU: the same kernels, block after block.
+// The ops of csrc/cuda/resnet.cu on a CPU: the same kernels, block after block.
 
 using namespace secureafl::cuda;
 
@@ -14,5 +14,15 @@ extern "C" int resnet_gradient(const float* vector, const float* x, const int64_
   emulator::launch(kPackBlocks, 256, 0, seed, [&] { pack_kernel(net); });
   emulator::launch(images, kThreads, sizeof(Shared) / sizeof(float), seed, [&] { resnet_kernel(net); });
   emulator::launch(minibatches * columns, 256, 0, seed, [&] { mean_kernel(net); });
+  return net.size;
+}
+
+extern "C" int resnet_predict(const float* vector, const float* x, int images, int channels, int classes, float* result,
+                              unsigned seed) {
+  Resnet net = shape_of_resnet(1, channels, classes);
+  std::vector<float> packs(2 * net.packs), memory(images * net.memory, std::nanf(""));
+  net.vector = vector, net.x = x, net.result = result, net.packs_at = packs.data(), net.scratch = memory.data();
+  emulator::launch(kPackBlocks, 256, 0, seed, [&] { pack_kernel(net); });
+  emulator::launch(images, kThreads, sizeof(Shared) / sizeof(float), seed, [&] { predict_kernel(net); });
   return net.size;
 }

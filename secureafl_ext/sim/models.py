@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -14,6 +15,15 @@ from torch.nn import functional as F  # noqa: N812
 STARTING = threading.Lock()  # modules draw from torch's one global generator
 
 
+@dataclass(frozen=True)
+class Fused:
+    """A net's own ops, for float32 on a GPU."""
+
+    gradients: Callable[..., Tensor]  # as Net.gradients, of up to 256 images each
+    predict: Callable[..., Tensor] | None = None  # (vector, x) -> (B, outputs)
+    shared: int = 0  # bytes of shared memory that they need for a block
+
+
 class Net:
     """A module without weights of its own, applied to views of a vector. Shapes: vector (d), x (B, C, H, W), y (B).
 
@@ -21,12 +31,8 @@ class Net:
     hold it. The module is changed for the time of a call: threads need a Net each.
     """
 
-    def __init__(
-        self, make: Callable[[], nn.Module], classes: int, fused: Callable[..., Tensor] | None = None, shared: int = 0
-    ):
-        self.make, self.classes = make, classes
-        self.fused = fused  # `gradients` as an op of its own, for float32 on a GPU
-        self.shared = shared  # bytes of shared memory that the op needs for a block
+    def __init__(self, make: Callable[[], nn.Module], classes: int, fused: Fused | None = None):
+        self.make, self.classes, self.fused = make, classes, fused
         with torch.device("meta"):
             self.module = make()
         if next(self.module.buffers(), None) is not None:
@@ -50,31 +56,38 @@ class Net:
 
     def predict(self, vector: Tensor, x: Tensor) -> Tensor:
         """(B, classes) logits, or (B) values."""
-        out = functional_call(self.module, self.views(vector), (x,))
-        return out if self.classes else out[:, 0]
+        if self._is_fused(vector) and self.fused.predict and not vector.requires_grad:
+            return self._shaped(self.fused.predict(vector, x))
+        return self._apply(vector, x)
 
     def loss(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean over the batch of cross entropy or squared error."""
-        out = self.predict(vector, x)
+        out = self._apply(vector, x)  # which has a gradient
         return F.cross_entropy(out, y) if self.classes else F.mse_loss(out, y)
 
     def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        if self._is_fused(vector, len(x)):
-            return self.fused(vector.detach(), x[None], y[None])[0]
+        if self._is_fused(vector) and len(x) <= 256:
+            return self.fused.gradients(vector.detach(), x[None], y[None])[0]
         leaf = vector.detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(self.loss(leaf, x, y), leaf)[0]
 
     def gradients(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(k, d): the gradients of k minibatches, x (k, B, C, H, W) and y (k, B), at one vector and in one call."""
-        if self._is_fused(vector, x.shape[1]):
-            return self.fused(vector.detach(), x, y)
+        if self._is_fused(vector) and x.shape[1] <= 256:
+            return self.fused.gradients(vector.detach(), x, y)
         return vmap(grad(self.loss), in_dims=(None, 0, 0))(vector.detach(), x, y)
 
-    def _is_fused(self, vector: Tensor, batch: int) -> bool:
-        if self.fused is None or not vector.is_cuda or vector.dtype != torch.float32 or batch > 256:
+    def _apply(self, vector: Tensor, x: Tensor) -> Tensor:
+        return self._shaped(functional_call(self.module, self.views(vector), (x,)))
+
+    def _shaped(self, out: Tensor) -> Tensor:
+        return out if self.classes else out[:, 0]
+
+    def _is_fused(self, vector: Tensor) -> bool:
+        if self.fused is None or not vector.is_cuda or vector.dtype != torch.float32:
             return False
-        return torch.cuda.get_device_properties(vector.device).shared_memory_per_block_optin >= self.shared
+        return torch.cuda.get_device_properties(vector.device).shared_memory_per_block_optin >= self.fused.shared
 
 
 def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
@@ -100,7 +113,7 @@ def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
 
     # One call instead of some forty kernels, and less than a third of their time on an H200; built for small sizes.
     fits = 2 <= classes <= 256 and hidden <= 256 and channels <= 3 and max(height, width) <= 32
-    fused = partial(torch.ops.secureafl.cnn_gradient, hidden=hidden, classes=classes)
+    fused = Fused(partial(torch.ops.secureafl.cnn_gradient, hidden=hidden, classes=classes))
     return Net(make, classes, fused if fits else None)
 
 
@@ -149,10 +162,11 @@ class ResNet20(nn.Module):
 
 def resnet20(shape: tuple[int, int, int], classes: int) -> Net:
     """ResNet-20 with group norm and shortcuts without parameters, for images of any size."""
-    # One call instead of some 380 kernels; factors of products are rounded to TF32.
+    # A few kernels instead of some 380; factors of products are rounded to TF32.
     fits = shape[0] <= 8 and shape[1:] == (32, 32) and classes <= 256
-    fused = partial(torch.ops.secureafl.resnet_gradient, classes=classes)
-    return Net(lambda: ResNet20(shape[0], classes or 1), classes, fused if fits else None, shared=197_184)
+    ops = torch.ops.secureafl.resnet_gradient, torch.ops.secureafl.resnet_predict
+    fused = Fused(*(partial(op, classes=classes) for op in ops), shared=197_184)
+    return Net(lambda: ResNet20(shape[0], classes or 1), classes, fused if fits else None)
 
 
 MODELS = {"cnn": cnn, "resnet20": resnet20}

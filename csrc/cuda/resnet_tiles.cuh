@@ -332,14 +332,17 @@ __device__ inline void weight_products(float* x, const float* dz, float* to) {
 #pragma unroll 2
     for (int p = part * kCount; p < (part + 1) * kCount; p += 8) {
       // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
-      const float* near = dz + Level<C>::place(p + 2 * t) + o;
-      const float a[4] = {near[0], near[8], near[pitch(C)], near[pitch(C) + 8]};
+      const float* own = dz + Level<C>::place(p + 2 * t) + o;
+      const float a[4] = {own[0], own[8], own[pitch(C)], own[pitch(C) + 8]};
       const int y = p / kSide * kStep + 1, at = (p % kSide + 2 * t) * kStep + 1;
       const float* pixel = x + (y * kWidth + at) * pitch(In) + i + g;
 #pragma unroll
-      for (int tap = 0; tap < 9; ++tap) {
-        const float* from = pixel + ((tap / 3 - 1) * kWidth + tap % 3 - 1) * pitch(In);
-        add_product(sum[tap], a, make_float2(from[0], from[kStep * pitch(In)]));
+      for (int row = 0; row < 3; ++row) {
+        float near[3 + kStep];  // what this lane's two pixels see in that row; in the middle they see the same
+#pragma unroll
+        for (int k = 0; k < 3 + kStep; ++k) near[k] = pixel[((row - 1) * kWidth + k - 1) * pitch(In)];
+#pragma unroll
+        for (int k = 0; k < 3; ++k) add_product(sum[row * 3 + k], a, make_float2(near[k], near[k + kStep]));
       }
     }
     if (kParts > 1) __syncthreads();  // all have read x; a single pair each

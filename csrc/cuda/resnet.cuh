@@ -183,7 +183,7 @@ __device__ inline void load_past(const float* past, Tiles<C>& to) {
     for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
       const int from = channel - (C - P) / 2, y = pixel / Level<C>::kSide * 2, x = pixel % Level<C>::kSide * 2;
       const bool there = from >= 0 && from < P;  // both of the two, for P is even
-      const float* at = past + (y * Level<P>::kSide + x) * P + from;
+      const float* at = past + (there ? Level<P>::place_of(y * Level<P>::kSide + x, from) : 0);
       to[i][j][2 * row] = there ? at[0] : 0, to[i][j][2 * row + 1] = there ? at[1] : 0;
     });
   }
@@ -210,35 +210,12 @@ __device__ inline void forward(const Image& image, int conv, int past, int to) {
   __syncthreads();
 }
 
-// The plane x: the image, or the input of a convolution that lies in global memory, as it is (conv < 0) or as the
-// output of another one whose norm and ReLU are still to be done.
+// The image as the plane x.
 __device__ inline void load_image(const Image& image) {
   for (int i = threadIdx.x; i < kFramed * kFramed * 8; i += kThreads) {
     const int c = i % 8, y = i / 8 / kFramed - 1, x = i / 8 % kFramed - 1;
     const bool inside = c < image.net.channels && y >= 0 && y < 32 && x >= 0 && x < 32;
     image.at.x[i / 8 * pitch(8) + c] = inside ? to_tf32(image.pixels[(c * 32 + y) * 32 + x]) : 0;
-  }
-}
-template <int C>
-__device__ inline void load_plane(const Image& image, const float* from, int conv) {
-  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2, kFours = C / 4;
-  const int c = threadIdx.x % kFours * 4;  // the same in all steps, since C divides the number of threads
-  Norm norms[4] = {};
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (conv >= 0) norms[e] = norm_of(image, conv, c + e);
-  }
-#pragma unroll 5
-  for (int p = threadIdx.x / kFours; p < kWidth * kWidth; p += kThreads / kFours) {
-    const int y = p / kWidth - 1, x = p % kWidth - 1;
-    const bool inside = y >= 0 && y < kSide && x >= 0 && x < kSide;
-    const float4 four =
-        inside ? *reinterpret_cast<const float4*>(from + (y * kSide + x) * C + c) : make_float4(0, 0, 0, 0);
-    const auto finish = [&](float value, const Norm& norm) {
-      return to_tf32(inside && conv >= 0 ? relu(norm.output(norm.normal(value))) : value);
-    };
-    *reinterpret_cast<float4*>(image.at.x + p * pitch(C) + c) = make_float4(
-        finish(four.x, norms[0]), finish(four.y, norms[1]), finish(four.z, norms[2]), finish(four.w, norms[3]));
   }
 }
 
@@ -302,19 +279,24 @@ __device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout,
     load_normal<C, kSpread>(image, second, norms, normal);
     norm_backward<C, kSpread>(image, second, norms, normal, dout);
   }
-  load_plane<C>(image, memory + image.net.z[first], first);
-  __syncthreads();
-  weight_backward<C, C>(image, second);
   {
-    Tiles<C> inner = {}, normal;
-    convolve_back<C, C>(image.at.dz, image.packed(second, true), image.at.x, inner);
+    Tiles<C> inner, normal;
     const Norms<C> norms(image, first);
     load_normal<C, false>(image, first, norms, normal);
+    for_tiles<C>([&](int i, int j, int e) { inner[i][j][e] = relu(norms(j, e).output(normal[i][j][e])); });
+    store_plane<C, false>(inner, image.at.x);
+    clear_frame<C>(image.at.x);
+    __syncthreads();
+    weight_backward<C, C>(image, second);
+    for_tiles<C>([&](int i, int j, int e) { inner[i][j][e] = 0; });
+    convolve_back<C, C>(image.at.dz, image.packed(second, true), image.at.x, inner);
     for_tiles<C>(
         [&](int i, int j, int e) { inner[i][j][e] = through(inner[i][j][e], norms(j, e).output(normal[i][j][e])); });
     norm_backward<C, false>(image, first, norms, normal, inner);
   }
-  load_plane<In>(image, memory + image.net.a[b - 1], -1);
+  load_tiles<In, false>(memory + image.net.a[b - 1], din);
+  store_plane<In, false>(din, image.at.x);
+  clear_frame<In>(image.at.x);
   __syncthreads();
   weight_backward<In, C>(image, first);
   for_tiles<In>([&](int i, int j, int e) { din[i][j][e] = 0; });
@@ -327,7 +309,7 @@ __device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout,
     for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
       const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
       if (y % 2 || x % 2) return;
-      const float* at = past + (y / 2 * Level<C>::kSide + x / 2) * C + channel + (C - In) / 2;
+      const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
       din[i][j][2 * row] += at[0], din[i][j][2 * row + 1] += at[1];
     });
   }

@@ -44,14 +44,26 @@ struct Level {
   __device__ static constexpr int place(int pixel) {
     return ((pixel / kSide + 1) * (kSide + 2) + pixel % kSide + 1) * pitch(C);
   }
+  static constexpr int kAbreast = kSide < 16 ? 1 : kSide / 16;  // tiles side by side
   // Row 0 .. 15 of tile i of this warp. Spread: one of four lattices of every second pixel, the same for all i.
   template <bool kSpread>
   __device__ static int pixel(int i, int row) {
-    constexpr int kHalf = kSide / 2, kAbreast = kSide < 16 ? 1 : kSide / 16;
+    constexpr int kHalf = kSide / 2;
     if (!kSpread) return (down() / kAbreast * kTall + i) * kAbreast * 16 + down() % kAbreast * 16 + row;
     const int tile = down() * kTall + i;
     const int within = tile % (kPixels / 64) * 16 + row, lattice = tile / (kPixels / 64);
     return (within / kHalf * 2 + lattice / 2) * kSide + within % kHalf * 2 + lattice % 2;
+  }
+  // In global memory numbers lie as the lanes hold them in tiles that are not spread: (warps, kTall, 2, 32, 4).
+  __device__ static int own_place(int i, int j) {
+    return (((warp() * kTall + i) * 2 + j) * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
+  }
+  // The same of any pixel and even channel, the next one lies behind.
+  __device__ static int place_of(int pixel, int channel) {
+    const int strip = pixel / (kAbreast * 16), row = pixel % 16;
+    const int owner = (strip / kTall * kAbreast + pixel % (kAbreast * 16) / 16) * kAcross + channel / 16;
+    const int tile = (owner * kTall + strip % kTall) * 2 + channel / 8 % 2;
+    return (tile * 32 + row % 8 * 4 + channel % 8 / 2) * 4 + row / 8 * 2;
   }
 };
 
@@ -80,20 +92,41 @@ __device__ inline void for_pairs(const What& what) {
   }
 }
 
-// Between tiles and global memory (pixels, C). All loads before anything else: each may take as long as a tile's
-// products.
+// what(i, j) for every tile of this lane
+template <int C, typename What>
+__device__ inline void for_own(const What& what) {
+#pragma unroll
+  for (int i = 0; i < Level<C>::kTall * 2; ++i) what(i / 2, i % 2);
+}
+
+// Between tiles and global memory. All loads before anything else: each may take as long as a tile's products.
 template <int C, bool kSpread>
 __device__ inline void load_tiles(const float* from, Tiles<C>& to) {
-  for_pairs<C, kSpread>([&](int i, int j, int row, int pixel, int channel) {
-    const float2 two = *reinterpret_cast<const float2*>(from + pixel * C + channel);
-    to[i][j][2 * row] = two.x, to[i][j][2 * row + 1] = two.y;
-  });
+  if constexpr (kSpread) {
+    for_pairs<C, true>([&](int i, int j, int row, int pixel, int channel) {
+      const float2 two = *reinterpret_cast<const float2*>(from + Level<C>::place_of(pixel, channel));
+      to[i][j][2 * row] = two.x, to[i][j][2 * row + 1] = two.y;
+    });
+  } else {
+    for_own<C>([&](int i, int j) {
+      const float4 four = *reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j));
+      to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
+    });
+  }
 }
 template <int C, bool kSpread>
 __device__ inline void store_tiles(const Tiles<C>& from, float* to) {
-  for_pairs<C, kSpread>([&](int i, int j, int row, int pixel, int channel) {
-    *reinterpret_cast<float2*>(to + pixel * C + channel) = make_float2(from[i][j][2 * row], from[i][j][2 * row + 1]);
-  });
+  if constexpr (kSpread) {
+    for_pairs<C, true>([&](int i, int j, int row, int pixel, int channel) {
+      *reinterpret_cast<float2*>(to + Level<C>::place_of(pixel, channel)) =
+          make_float2(from[i][j][2 * row], from[i][j][2 * row + 1]);
+    });
+  } else {
+    for_own<C>([&](int i, int j) {
+      const float (&four)[4] = from[i][j];
+      *reinterpret_cast<float4*>(to + Level<C>::own_place(i, j)) = make_float4(four[0], four[1], four[2], four[3]);
+    });
+  }
 }
 // Rounded, as factors.
 template <int C, bool kSpread>
@@ -104,6 +137,17 @@ __device__ inline void store_plane(const Tiles<C>& from, float* plane) {
   });
 }
 
+// Its frame, all but the pixels.
+template <int C>
+__device__ inline void clear_frame(float* plane) {
+  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2;
+  for (int i = threadIdx.x; i < 4 * (kSide + 1) * C; i += kThreads) {
+    const int k = i / C % (kSide + 1), side = i / C / (kSide + 1);  // each side up to its next corner
+    const int y = side == 0 ? 0 : side == 1 ? k : side == 2 ? kSide + 1 : kSide + 1 - k;
+    const int x = side == 0 ? k : side == 1 ? kSide + 1 : side == 2 ? kSide + 1 - k : 0;
+    plane[(y * kWidth + x) * pitch(C) + i % C] = 0;
+  }
+}
 template <int C>
 __device__ inline void clear_plane(float* plane) {
   for (int i = threadIdx.x; i < Level<C>::kFloats; i += kThreads) plane[i] = 0;

@@ -140,6 +140,7 @@ def test_what_the_paper_sets_by_data_set():
     assert [setup(name).model for name in paper.MAIN] == ["cnn"] + ["resnet20"] * 4
     assert [setup(name).batch for name in paper.MAIN] == [32, 64, 64, 64, 64]
     assert [setup(name).clients for name in paper.MAIN] == [50, 50, 50, 10, 10]
+    assert [setup(name).lr for name in paper.MAIN] == [0.01, 0.01, 0.01, 0.01, 0.001]
     assert (setup("udacity", model="cnn").model, setup("cifar10", rounds=5).rounds) == ("cnn", 5)
 
 

@@ -119,6 +119,11 @@ class Check {
     if (!tensor.is_contiguous()) refuse(op_, name, " must be contiguous, got strides ", shape_text(strides_of(tensor)));
   }
 
+  // `what` ends where the bounds follow: "classes must lie in".
+  void within(const char* what, int64_t value, int64_t least, int64_t most) const {
+    if (value < least || value > most) refuse(op_, what, " ", least, " to ", most, ", got ", value);
+  }
+
   void trim(int64_t trim, int64_t rows) const {
     if (trim < 0) refuse(op_, "trim must be 0 or more, got ", trim);
     if (trim >= (rows + 1) / 2) {  // 2 * trim >= rows, but for the overflow
@@ -149,6 +154,14 @@ class Check {
   std::string device_;
   ScalarType dtype_;
 };
+
+// vector (d): a net's parameters
+inline Check check_net(const char* op, const Tensor& vector) {
+  if (vector.scalar_type() != ScalarType::Float) {
+    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
+  }
+  return Check(op, "vector", vector, /*two_byte_types=*/false);
+}
 
 // updates (n, d), mask (n)
 inline Check check_rows(const char* op, const Tensor& updates, const std::optional<Tensor>& mask) {

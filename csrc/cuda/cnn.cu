@@ -73,22 +73,16 @@ inline void launch_cnn(const Launcher& launch, const Cnn& net) {
 //   x (k, B, C, H, W)   y (k, B)   -> (k, d)
 Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t hidden, int64_t classes) {
   constexpr const char* op = "cnn_gradient";
-  if (vector.scalar_type() != ScalarType::Float) {
-    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
-  }
-  const Check check(op, "vector", vector, /*two_byte_types=*/false);
+  const Check check = check_net(op, vector);
   check.floats("x", x, "(k, B, C, H, W)", {-1, -1, -1, -1, -1});
   check.typed("y", y, ScalarType::Long, "(k, B)", {x.size(0), x.size(1)});
-  const auto within = [](const char* what, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) refuse(op, what, " ", least, " to ", most, ", got ", value);
-  };
-  within("hidden must lie in", hidden, 1, 256);
-  within("classes must lie in", classes, 1, 256);
-  within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // or a grid has too many blocks
-  within("x must hold a number of images B in", x.size(1), 1, 256);
-  within("x must hold a number of channels C in", x.size(2), 1, 3);
-  within("x must have a height H in", x.size(3), 10, 32);
-  within("x must have a width W in", x.size(4), 10, 32);
+  check.within("hidden must lie in", hidden, 1, 256);
+  check.within("classes must lie in", classes, 1, 256);
+  check.within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // or a grid has too many blocks
+  check.within("x must hold a number of images B in", x.size(1), 1, 256);
+  check.within("x must hold a number of channels C in", x.size(2), 1, 3);
+  check.within("x must have a height H in", x.size(3), 10, 32);
+  check.within("x must have a width W in", x.size(4), 10, 32);
   const auto size = [&](int64_t dim) { return static_cast<int>(x.size(dim)); };
   cuda::Cnn net = cuda::shape_of_cnn(x.size(0), size(1), size(2), size(3), size(4), static_cast<int>(hidden),
                                      static_cast<int>(classes));

@@ -2,7 +2,7 @@
 
 #include "../check.h"
 #include "launch.cuh"
-#include "resnet.cuh"
+#include "resnet_backward.cuh"
 
 namespace secureafl {
 
@@ -11,22 +11,11 @@ constexpr int64_t kAtATime = 1024;  // images: 2.5 GB of memory
 
 namespace {
 
-void within(const char* op, const char* what, int64_t value, int64_t least, int64_t most) {
-  if (value < least || value > most) refuse(op, what, " ", least, " to ", most, ", got ", value);
-}
-
-Check check_resnet(const char* op, const Tensor& vector) {
-  if (vector.scalar_type() != ScalarType::Float) {
-    refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));
-  }
-  return Check(op, "vector", vector, /*two_byte_types=*/false);
-}
-
 // The net without its pointers, for images of that many channels.
 cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector, const cuda::Launcher& launch,
                        int64_t batch, int64_t channels, int64_t classes) {
-  within(op, "classes must lie in", classes, 0, cuda::kMostClasses);
-  within(op, "x must hold a number of channels C in", channels, 1, 8);
+  check.within("classes must lie in", classes, 0, cuda::kMostClasses);
+  check.within("x must hold a number of channels C in", channels, 1, 8);
   const cuda::Resnet net =
       cuda::shape_of_resnet(static_cast<int>(batch), static_cast<int>(channels), static_cast<int>(classes));
   check.shape("vector", vector, "(d,)", {net.size});
@@ -44,12 +33,12 @@ cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector,
 //   x (k, B, C, 32, 32)   y (k, B) int64, or float32 with no classes   -> (k, d)
 Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t classes) {
   constexpr const char* op = "resnet_gradient";
-  const Check check = check_resnet(op, vector);
+  const Check check = check_net(op, vector);
   check.floats("x", x, "(k, B, C, 32, 32)", {-1, -1, -1, 32, 32});
   check.typed("y", y, classes ? ScalarType::Long : ScalarType::Float, "(k, B)", {x.size(0), x.size(1)});
   const int64_t k = x.size(0), batch = x.size(1), channels = x.size(2);
-  within(op, "x must hold a number of minibatches k in", k, 0, 65536);
-  within(op, "x must hold a number of images B in", batch, 1, kAtATime);
+  check.within("x must hold a number of minibatches k in", k, 0, 65536);
+  check.within("x must hold a number of images B in", batch, 1, kAtATime);
   const cuda::Launcher launch(vector.get_device_index());
   cuda::Resnet net = resnet_of(op, check, vector, launch, batch, channels, classes);
 
@@ -79,7 +68,7 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
 //   x (B, C, 32, 32)   -> (B, classes or 1)
 Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
   constexpr const char* op = "resnet_predict";
-  const Check check = check_resnet(op, vector);
+  const Check check = check_net(op, vector);
   check.floats("x", x, "(B, C, 32, 32)", {-1, -1, 32, 32});
   const int64_t count = x.size(0), channels = x.size(1);
   const cuda::Launcher launch(vector.get_device_index());

@@ -1,4 +1,4 @@
-#include "../../csrc/cuda/resnet.cuh"
+#include "../../csrc/cuda/resnet_backward.cuh"
 
 // The ops of csrc/cuda/resnet.cu on a CPU: the same kernels, block after block.
 

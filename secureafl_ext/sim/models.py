@@ -66,7 +66,7 @@ class Net:
         return F.cross_entropy(out, y) if self.classes else F.mse_loss(out, y)
 
     def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        if self._is_fused(vector) and len(x) <= 256:
+        if self._is_fused(vector, len(x)):
             return self.fused.gradients(vector.detach(), x[None], y[None])[0]
         leaf = vector.detach().requires_grad_()
         with torch.enable_grad():
@@ -74,7 +74,7 @@ class Net:
 
     def gradients(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(k, d): the gradients of k minibatches, x (k, B, C, H, W) and y (k, B), at one vector and in one call."""
-        if self._is_fused(vector) and x.shape[1] <= 256:
+        if self._is_fused(vector, x.shape[1]):
             return self.fused.gradients(vector.detach(), x, y)
         return vmap(grad(self.loss), in_dims=(None, 0, 0))(vector.detach(), x, y)
 
@@ -84,8 +84,9 @@ class Net:
     def _shaped(self, out: Tensor) -> Tensor:
         return out if self.classes else out[:, 0]
 
-    def _is_fused(self, vector: Tensor) -> bool:
-        if self.fused is None or not vector.is_cuda or vector.dtype != torch.float32:
+    def _is_fused(self, vector: Tensor, batch: int = 0) -> bool:
+        """batch: images of a gradient"""
+        if self.fused is None or not vector.is_cuda or vector.dtype != torch.float32 or batch > 256:
             return False
         return torch.cuda.get_device_properties(vector.device).shared_memory_per_block_optin >= self.fused.shared
 

@@ -333,14 +333,15 @@ def test_a_failing_run_is_an_error_of_all():
 
 def test_what_defenses_share_with_the_run():
     chosen = settings(malicious=0.25, memory=2, quantile=0.6, max_norm=7.0, trust=0.5, attack="sign-flip")
-    server = loop.Rounds(chosen.resolve()).server
+    rounds = loop.Rounds(chosen.resolve())
+    server = rounds.server
     assert (server.config.memory, server.config.quantile, server.config.max_norm, server.config.trust) == (
         2,
         0.6,
         7.0,
         0.5,
     )
-    assert server.config.max_staleness == 10 and server.config.lr == 0.05
+    assert server.config.lr == 0.05 and len(rounds.past) == 11  # the server itself keeps no old models
     rule = loop.Rounds(replace(chosen, defense="kardam").resolve()).server.rule
     assert rule.malicious == 2 and rule.quantile == 0.75
     other = loop.Rounds(replace(chosen, defense="kardam", defense_options={"quantile": 0.5}).resolve()).server.rule

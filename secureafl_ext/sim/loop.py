@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .attacks import View
 from .federation import Federation
 from .settings import Settings
 
-HEAD = 3  # columns of a plan's row before the samples: client, row of the ring, staleness
+HEAD = 4  # columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness
 SIDE_BY_SIDE = 8  # runs at a time on one GPU: an H200 gets no faster with 12 or 16
 CAPTURING, STREAMS = threading.Lock(), threading.local()
 
@@ -41,7 +42,8 @@ class Outcome:
 class Rounds:
     """A federation, a defense and an attack, and the tables on the device that one round after the other reads.
 
-    plan: (stretch, 3 + B) int64: client, row of the ring of models, staleness, samples
+    past: (delay + 1, d) the last models, version v in row v % rows
+    plan: (stretch, 4 + B) int64: client, row of the model trained on, row for the next one, staleness, samples
     extra: (malicious rounds of the stretch, own - 1 + honest, B) int64: what else an attack asks for
     Nothing of a round is decided on the host but its kind, honest or malicious, so that a captured one serves for all.
     """
@@ -50,16 +52,14 @@ class Rounds:
         self.federation = federation = Federation(settings)
         self.settings, self.net, self.data = settings, federation.net, federation.data
         trusted = federation.trusted() if defenses.DEFENSES[settings.defense].needs_trusted else None
-        self.server = defenses.make(
-            settings.defense,
-            federation.start,
-            settings.clients,
-            settings.lr,
-            settings.delay,
-            trusted,
-            **defense_settings(settings, self.data.classes),
-        )
+        make = partial(defenses.make, settings.defense, federation.start, settings.clients, settings.lr)
+        options = defense_settings(settings, self.data.classes)
+        # With models kept here the server needs no old ones, and a round has two phases to capture, not one for each.
+        self.server = make(0, trusted, **options)
+        if not self.server.capturable:
+            self.server = make(settings.delay, trusted, **options)
         self.server.reserve(settings.rounds)
+        self.past = self.server.model.repeat(settings.delay + 1, 1)
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
         self.done = 0
         self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)  # (rounds)
@@ -82,8 +82,9 @@ class Rounds:
         part = slice(self.done, self.done + rounds)
         client, staleness = (table[part] for table in self.federation.arrivals[:2])
         kinds = self.is_malicious[part]
-        version = torch.arange(self.done, self.done + rounds) - staleness
-        head = torch.stack([client, version % len(self.server.models), staleness], 1)
+        now = torch.arange(self.done, self.done + rounds)
+        version = now - staleness
+        head = torch.stack([client, version % len(self.past), (now + 1) % len(self.past), staleness], 1)
         self.plan[:rounds].copy_(torch.cat([head, self.federation.draw(client, "samples")], 1))
         self.extra[: int(kinds.sum())].copy_(self._extra(client[kinds]))
         self.at.zero_()
@@ -108,18 +109,19 @@ class Rounds:
         """One round: the row of the plan that `at` points to. Without numbers for the host it can be captured."""
         server, row = self.server, self.plan.index_select(0, self.at)[0]
         who, samples = row[:1], row[HEAD:]
-        trained_on = server.models.index_select(0, row[1:2])[0].to(server.model.dtype)
+        trained_on = self.past.index_select(0, row[1:2])[0]
         if malicious:
             view = self._view(who, samples, trained_on)
             update = self.attack.update(view)
         else:
             update = self.net.gradient(trained_on, *self.data.train(samples))
         if server.capturable:
-            receipt = server.enqueue(who, update, trained_on, row[2].double())
+            receipt = server.enqueue(who, update, trained_on, row[3].double())
         else:
             receipt = server.submit(client, update, version)
         if malicious:
             self.attack.after(view, server.model)
+        self.past.index_copy_(0, row[2:3], server.model[None])
         self.verdicts.index_copy_(0, self.at, receipt.accepted.reshape(1))
         self.at += 1
 

@@ -56,7 +56,8 @@ class Rounds:
         options = defense_settings(settings, self.data.classes)
         # With models kept here the server needs no old ones, and a round has two phases to capture, not one for each.
         self.server = make(0, trusted, **options)
-        if not self.server.capturable:
+        if not self.server.capturable:  # asked by version, it does
+            del self.server  # before the other one is there: a history can be large
             self.server = make(settings.delay, trusted, **options)
         self.server.reserve(settings.rounds)
         self.past = self.server.model.repeat(settings.delay + 1, 1)

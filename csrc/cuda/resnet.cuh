@@ -36,6 +36,8 @@ __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 :
 // A warp's products take eight input channels at a time: the image gets zeros for those that it does not have.
 __host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 8 : channels_of(conv - 1); }
 
+__host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
+
 // All but the pointers and the number of images.
 inline Resnet shape_of_resnet(int batch, int channels, int classes) {
   Resnet net{};
@@ -44,7 +46,7 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
     const int in = inputs_of(i), out = channels_of(i), real = i == 0 ? channels : in;
     const int side = 512 / out;
     net.weight[i] = net.head, net.head += out * real * 9 + 2 * out;
-    net.packed[i] = net.packs, net.packs += out * in * 9;
+    net.packed[i] = net.packs, net.packs += weights_of(i);
     net.z[i] = net.memory, net.memory += out * side * side;
     if (i % 2 == 0) net.a[i / 2] = net.memory, net.memory += out * side * side;
     net.norm[i] = net.norms, net.norms += 2 * out;
@@ -93,6 +95,8 @@ struct Image {
     return net.weight[conv] + channels_of(conv) * real * 9;
   }
   __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }
+  // The gradient that goes past a convolution's block; by turns: others may still read the last block's.
+  __device__ float* past(int conv) const { return memory + net.held + (conv + 1) / 2 % 2 * kLargest; }
   // Where gradients go: (C) of a norm's weight, then of its bias; of the last layer.
   __device__ float* norm_part(int conv) const { return part + net.packs + net.norm[conv]; }
   __device__ float* head_part() const { return part + net.packs + net.norms; }
@@ -105,49 +109,66 @@ struct Norm {
   __device__ float output(float normal) const { return normal * gamma + beta; }
 };
 
-__device__ inline Norm norm_of(const Image& image, int conv, int channel) {
-  const float2 moment = image.at.moments[conv * 8 + channel / 8];
-  return {moment.x, moment.y, image.net.vector[image.gamma(conv) + channel],
-          image.net.vector[image.beta(conv) + channel]};
-}
-
 // Of the channels of this lane's tiles: group, which of its two.
 template <int C>
 struct Norms {
   Norm at[2][2];
+  // The weights alone: they are asked for before a convolution, the moments come with its output.
   __device__ Norms(const Image& image, int conv) {
+    const float *gamma = image.net.vector + image.gamma(conv), *beta = image.net.vector + image.beta(conv);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      at[i / 2][i % 2] = norm_of(image, conv, Level<C>::group(i / 2) * 8 + threadIdx.x % 4 * 2 + i % 2);
+      const int channel = Level<C>::group(i / 2) * 8 + threadIdx.x % 4 * 2 + i % 2;
+      at[i / 2][i % 2].gamma = gamma[channel], at[i / 2][i % 2].beta = beta[channel];
     }
+  }
+  __device__ void set(int j, float2 moments) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) at[j][e].mean = moments.x, at[j][e].scale = moments.y;
   }
   __device__ const Norm& operator()(int j, int e) const { return at[j][e % 2]; }
 };
 
-// As torch has them where there is NaN.
-__device__ inline float relu(float value) { return value <= 0 ? 0 : value; }
-__device__ inline float through(float gradient, float output) { return output <= 0 ? 0 : gradient; }
-
-// The moments of a convolution's output, which the block holds in its tiles: group by group, mean first.
+// With the moments that the way there has left.
 template <int C>
-__device__ inline void take_moments(const Image& image, int conv, const Tiles<C>& z) {
-  constexpr float kCount = 8 * Level<C>::kPixels;
+__device__ inline Norms<C> norms_of(const Image& image, int conv) {
+  Norms<C> norms(image, conv);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) norms.set(j, image.at.moments[conv * 8 + Level<C>::group(j)]);
+  return norms;
+}
+
+// As torch has it where there is NaN.
+__device__ inline float relu(float value) { return value <= 0 ? 0 : value; }
+
+// The moments of a convolution's output, which the block holds in its tiles: each warp's mean, then its squares around
+// that, then all warps' together, each as many numbers (Chan et al. 1979).
+template <int C>
+__device__ inline void take_moments(const Image& image, int conv, const Tiles<C>& z, Norms<C>& norms) {
+  constexpr int kDown = Level<C>::kDown;
+  constexpr float kOwn = Level<C>::kTall * 128, kCount = kOwn * kDown;
+  const bool upper = threadIdx.x & 16;
+  float2* parts = image.at.groups + Level<C>::group(upper) * kDown;
   float sum[2] = {}, square[2] = {};
   for_tiles<C>([&](int i, int j, int e) { sum[j] += z[i][j][e]; });
-  sum_groups<C>(image.at.sums[0], sum);
+  const float own = sum_warp(sum[0], sum[1]) / kOwn;
+  const Two mean = both(own);
   for_tiles<C>([&](int i, int j, int e) {
-    const float off = z[i][j][e] - sum[j] / kCount;
+    const float off = z[i][j][e] - mean.of[j];
     square[j] += off * off;
   });
-  sum_groups<C>(image.at.sums[1], square);
-  if (Level<C>::down() == 0 && threadIdx.x % 32 == 0) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      image.at.moments[conv * 8 + Level<C>::group(j)] =
-          make_float2(sum[j] / kCount, 1.0f / sqrtf(square[j] / kCount + kEpsilon));
-    }
-  }
+  const float squares = sum_warp(square[0], square[1]);
+  if (threadIdx.x % 16 == 0) parts[Level<C>::down()] = make_float2(own, squares);
   __syncthreads();
+  const float2 part = parts[threadIdx.x % kDown];
+  const float middle = sum_lanes<kDown>(part.x) / kDown, off = part.x - middle;
+  const float scale = 1.0f / sqrtf(sum_lanes<kDown>(part.y + kOwn * off * off) / kCount + kEpsilon);
+  if (Level<C>::down() == 0 && threadIdx.x % 16 == 0) {
+    image.at.moments[conv * 8 + Level<C>::group(upper)] = make_float2(middle, scale);
+  }
+  const Two middles = both(middle), scales = both(scale);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) norms.set(j, make_float2(middles.of[j], scales.of[j]));
 }
 
 // What goes past a block and is added to its output: the input, of level P; where that is larger, every second pixel of
@@ -166,24 +187,32 @@ __device__ inline void load_past(const float* past, Tiles<C>& to) {
   }
 }
 
-// The convolution `conv` of the plane x (In channels), normalized, with a block's input of level P added if P > 0, and
-// ReLU. That becomes the plane x, and a[to] if to >= 0. Only a way back needs what is kept of it.
-template <int In, int C, int P, bool kKeep>
-__device__ inline void forward(const Image& image, int conv, int past, int to) {
-  float* memory = image.memory;
-  Tiles<C> z = {}, other = {};
+// The convolution `conv` of the plane x (In channels), normalized, with its block's input added where it ends one, and
+// ReLU. That becomes the plane x, and a block's output in memory. Only a way back needs what is kept of it.
+template <int In, int C, bool kKeep>
+__device__ inline void forward(const Image& image, int conv) {
+  const bool ends = conv % 2 == 0;
+  Tiles<C> z = {}, past = {};
+  Norms<C> norms(image, conv);
   convolve<In, C>(image.at.x, image.packed(conv, false), image.at.dz, z);
-  if constexpr (P > 0) load_past<P, C>(memory + image.net.a[past], other);
-  if (kKeep) store_tiles<C, false>(z, memory + image.net.z[conv]);
-  take_moments<C>(image, conv, z);
+  if (In == C && ends) {
+    const float* from = image.memory + image.net.a[conv / 2 - 1];
+    if (C > 16 && inputs_of(conv - 1) != C) {
+      load_past<(C > 16 ? C / 2 : C), C>(from, past);
+    } else {
+      load_past<C, C>(from, past);
+    }
+  }
+  if (kKeep) store_tiles<C, false>(z, image.memory + image.net.z[conv]);
+  if (conv + 1 < kConvs) expect_weights(image.packed(conv + 1, false), weights_of(conv + 1));
+  take_moments<C>(image, conv, z, norms);
   if (In != C) clear_plane<C>(image.at.x);  // a frame of another size
-  const Norms<C> norms(image, conv);
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
-    z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + (P > 0 ? other[i][j][e] : 0));
+    z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + past[i][j][e]);
   });
   store_plane<C, false>(z, image.at.x);
-  if (to >= 0) store_tiles<C, false>(z, memory + image.net.a[to]);
+  if (ends) store_tiles<C, false>(z, image.memory + image.net.a[conv / 2]);
   __syncthreads();
 }
 
@@ -201,36 +230,31 @@ template <bool kKeep>
 __device__ inline void forward_all(const Image& image) {
   load_image(image);
   __syncthreads();
-  forward<8, 16, 0, kKeep>(image, 0, 0, 0);
-  for (int b = 1; b <= 3; ++b) {
-    forward<16, 16, 0, kKeep>(image, 2 * b - 1, 0, -1);
-    forward<16, 16, 16, kKeep>(image, 2 * b, b - 1, b);
-  }
-  forward<16, 32, 0, kKeep>(image, 7, 0, -1);
-  forward<32, 32, 16, kKeep>(image, 8, 3, 4);
-  for (int b = 5; b <= 6; ++b) {
-    forward<32, 32, 0, kKeep>(image, 2 * b - 1, 0, -1);
-    forward<32, 32, 32, kKeep>(image, 2 * b, b - 1, b);
-  }
-  forward<32, 64, 0, kKeep>(image, 13, 0, -1);
-  forward<64, 64, 32, kKeep>(image, 14, 6, 7);
-  for (int b = 8; b <= 9; ++b) {
-    forward<64, 64, 0, kKeep>(image, 2 * b - 1, 0, -1);
-    forward<64, 64, 64, kKeep>(image, 2 * b, b - 1, b);
-  }
+  // Loops: the code of each is long, and read from far away when it is new.
+  forward<8, 16, kKeep>(image, 0);
+#pragma unroll 1
+  for (int conv = 1; conv < 7; ++conv) forward<16, 16, kKeep>(image, conv);
+  forward<16, 32, kKeep>(image, 7);
+#pragma unroll 1
+  for (int conv = 8; conv < 13; ++conv) forward<32, 32, kKeep>(image, conv);
+  forward<32, 64, kKeep>(image, 13);
+#pragma unroll 1
+  for (int conv = 14; conv < kConvs; ++conv) forward<64, 64, kKeep>(image, conv);
 }
 
 // The last layer: means over the pixels -> at.features, what the net says -> at.logits. A regression has one output.
 __device__ inline int outputs_of(const Resnet& net) { return net.classes ? net.classes : 1; }
-__device__ inline void take_outputs(const Image& image) {
+// Where the last block's ReLU lets through.
+__device__ inline uint32_t take_outputs(const Image& image) {
   const int outputs = outputs_of(image.net);
   Tiles<64> out;
   float sums[2][2][2] = {};
   load_tiles<64, false>(image.memory + image.net.a[kBlocks], out);
   for_tiles<64>([&](int m, int j, int e) { sums[j][e % 2][0] += out[m][j][e]; });
   sum_channels<64>(image.at, sums);
+  __syncthreads();
   float *features = image.at.features, *logits = image.at.logits;
-  for (int c = threadIdx.x; c < 64; c += kThreads) features[c] = image.at.totals[2 * c] / 64;
+  for (int c = threadIdx.x; c < 64; c += kThreads) features[c] = total_of<64>(image.at, c).x / 64;
   __syncthreads();
   const float* weight = image.net.vector + image.net.head;  // (outputs, 64), then the bias
   for (int k = threadIdx.x; k < outputs; k += kThreads) {
@@ -239,6 +263,7 @@ __device__ inline void take_outputs(const Image& image) {
     logits[k] = sum;
   }
   __syncthreads();
+  return open_of<64>(out);
 }
 
 // Block: an image.      what the net says of it -> result (images, outputs)

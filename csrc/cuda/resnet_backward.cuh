@@ -6,42 +6,41 @@
 
 namespace secureafl::cuda {
 
-// What a convolution gave, normalized.
-template <int C, bool kSpread>
-__device__ inline void load_normal(const Image& image, int conv, const Norms<C>& norms, Tiles<C>& normal) {
-  load_tiles<C, kSpread>(image.memory + image.net.z[conv], normal);
-  for_tiles<C>([&](int i, int j, int e) { normal[i][j][e] = norms(j, e).normal(normal[i][j][e]); });
-}
-
 // dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz.
-template <int C, bool kSpread>
-__device__ inline void norm_backward(const Image& image, int conv, const Norms<C>& norms, const Tiles<C>& normal,
-                                     Tiles<C>& dy) {
+template <int C>
+__device__ inline void norm_backward(const Image& image, int conv, Tiles<C>& dy) {
+  constexpr int kDown = Level<C>::kDown;
   constexpr float kCount = 8 * Level<C>::kPixels;
+  Tiles<C> normal;  // what the convolution gave, normalized
+  load_tiles<C, false>(image.memory + image.net.z[conv], normal);
+  const Norms<C> norms = norms_of<C>(image, conv);
   float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
   for_tiles<C>([&](int i, int j, int e) {
+    normal[i][j][e] = norms(j, e).normal(normal[i][j][e]);
     sums[j][e % 2][0] += dy[i][j][e];
     sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
   });
-  sum_channels<C>(image.at, sums);
-  const float* total = image.at.totals;  // (C, 2)
-  const float* gamma = image.net.vector + image.gamma(conv);
-  for (int c = threadIdx.x; c < C; c += kThreads) {
-    image.norm_part(conv)[c] = total[2 * c + 1];
-    image.norm_part(conv)[C + c] = total[2 * c];
-  }
-  float means[2][2] = {};  // group; of dy gamma, and of dy gamma times what was normalized
+  const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
+  const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
+  const float gamma = own_j ? own_e ? norms(1, 1).gamma : norms(1, 0).gamma : first;
+  float whole = gamma * sum_channels<C>(image.at, sums);  // of the group: its eight channels
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int c = Level<C>::group(i / 8) * 8 + i % 8;
-    means[i / 8][0] += gamma[c] * total[2 * c] / kCount;
-    means[i / 8][1] += gamma[c] * total[2 * c + 1] / kCount;
+  for (int i = 0; i < 3; ++i) whole += __shfl_xor_sync(0xffffffffu, whole, i < 2 ? 1 << i : 8);
+  float2* parts = image.at.groups + Level<C>::group(own_j) * kDown;
+  if (threadIdx.x % 4 == 0 && !own_e) (&parts[Level<C>::down()].x)[own_sum] = whole;
+  __syncthreads();
+  for (int c = threadIdx.x; c < C; c += kThreads) {
+    const float2 total = total_of<C>(image.at, c);
+    image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
   }
+  const float2 part = parts[threadIdx.x % kDown];
+  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);  // means of dy gamma
+  const Two of_both = both(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
-    dy[i][j][e] = norm.scale * (norm.gamma * dy[i][j][e] - means[j][0] - normal[i][j][e] * means[j][1]);
+    dy[i][j][e] = norm.scale * (norm.gamma * dy[i][j][e] - of_dy.of[j] - normal[i][j][e] * of_both.of[j]);
   });
-  store_plane<C, kSpread>(dy, image.at.dz);
+  store_plane<C, false>(dy, image.at.dz);
 }
 
 // The gradient of a convolution's weights, from the planes x and dz. Ends with x free for others.
@@ -50,57 +49,71 @@ __device__ inline void weight_backward(const Image& image, int conv) {
   weight_products<In, C>(image.at.x, image.at.dz, image.part + image.net.packed[conv]);
 }
 
-// The same, and the gradient of its input, which stands in tiles and becomes that.
+// What the convolution `conv` convolved: a block's input, or of the first convolution's output what is normalized.
+__device__ inline const float* input_of(const Image& image, int conv) {
+  return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
+}
+template <int In>
+__device__ inline void load_input(const Image& image, int conv, Tiles<In>& input) {
+  load_tiles<In, false>(input_of(image, conv), input);
+  if (conv % 2) return;
+  const Norms<In> norms = norms_of<In>(image, conv - 1);
+  for_tiles<In>([&](int i, int j, int e) {
+    const Norm& norm = norms(j, e);
+    input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
+  });
+}
+
+// A convolution of level C, from one of level In, with its norm: dy, the gradient of the norm's output -> its weights',
+// and dx, that of its input, spread where the levels differ. open: where the ReLU that made the input lets through.
 template <int In, int C>
-__device__ inline void conv_backward(const Image& image, int conv, Tiles<In>& input) {
-  store_plane<In, false>(input, image.at.x);
+__device__ inline void conv_backward(const Image& image, int conv, Tiles<C>& dy, Tiles<In>& dx, uint32_t& open) {
+  norm_backward<C>(image, conv, dy);
+  load_input<In>(image, conv, dx);
+  if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));
+  if (conv % 2) expect(image.memory + image.net.z[conv - 1], In);
+  expect_weights(image.packed(conv, true), C * In * 9);
+  open = open_of<In>(dx);
+  store_plane<In, false>(dx, image.at.x);
   clear_frame<In>(image.at.x);
   __syncthreads();
   weight_backward<In, C>(image, conv);
-  for_tiles<In>([&](int i, int j, int e) { input[i][j][e] = 0; });
-  convolve_back<In, C>(image.at.dz, image.packed(conv, true), image.at.x, input);
+  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
+  convolve_back<In, C>(image.at.dz, image.packed(conv, true), image.at.x, dx);
 }
 
-// Block b, of level C, whose input is of level In: dout, the gradient of its output, in tiles that are spread or not,
-// -> that of its input.
-template <int In, int C, bool kSpread>
-__device__ inline void block_backward(const Image& image, int b, Tiles<C>& dout, Tiles<In>& din) {
-  const int first = 2 * b - 1, second = 2 * b;
-  float* memory = image.memory;
-  float* past = memory + image.net.held + b % 2 * kLargest;  // by turns: others may still read the last one's
-  {
-    Tiles<C> normal;
-    load_tiles<C, kSpread>(memory + image.net.a[b], normal);
-    for_tiles<C>([&](int i, int j, int e) { dout[i][j][e] = through(dout[i][j][e], normal[i][j][e]); });
-    store_tiles<C, kSpread>(dout, past);
-    const Norms<C> norms(image, second);
-    load_normal<C, kSpread>(image, second, norms, normal);
-    norm_backward<C, kSpread>(image, second, norms, normal, dout);
+// The convolutions of a level whose input is of that level too, the last one first: dy, the gradient of the last
+// block's output -> that of the input.
+template <int C>
+__device__ inline void level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
+#pragma unroll 1
+  for (int conv = last; conv >= first; --conv) {
+    pass<C>(open, dy);
+    if (conv % 2 == 0) store_tiles<C, false>(dy, image.past(conv));
+    conv_backward<C, C>(image, conv, dy, dy, open);
+    if (conv % 2 == 0) continue;
+    Tiles<C> past;
+    load_tiles<C, false>(image.past(conv), past);
+    for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] += past[i][j][e]; });
   }
-  {
-    Tiles<C> inner, normal;
-    const Norms<C> norms(image, first);
-    load_normal<C, false>(image, first, norms, normal);
-    for_tiles<C>([&](int i, int j, int e) { inner[i][j][e] = relu(norms(j, e).output(normal[i][j][e])); });
-    conv_backward<C, C>(image, second, inner);
-    for_tiles<C>(
-        [&](int i, int j, int e) { inner[i][j][e] = through(inner[i][j][e], norms(j, e).output(normal[i][j][e])); });
-    norm_backward<C, false>(image, first, norms, normal, inner);
-  }
-  load_tiles<In, false>(memory + image.net.a[b - 1], din);
-  conv_backward<In, C>(image, first, din);
-  if constexpr (In == C) {
-    Tiles<C> other;
-    load_tiles<C, false>(past, other);
-    for_tiles<C>([&](int i, int j, int e) { din[i][j][e] += other[i][j][e]; });
-  } else {
-    for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
-      const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
-      if (y % 2 || x % 2) return;
-      const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
-      din[i][j][2 * row] += at[0], din[i][j][2 * row + 1] += at[1];
-    });
-  }
+}
+
+// The first convolution of a level: the same, to the level before. Ends with the plane dz free for that.
+template <int In, int C>
+__device__ inline void halving_backward(const Image& image, int conv, Tiles<C>& dy, Tiles<In>& dx, uint32_t& open) {
+  float* other = image.past(conv - 1);
+  pass<C>(open, dy);
+  conv_backward<In, C>(image, conv, dy, dx, open);
+  for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
+    const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
+    if (y % 2 || x % 2) return;
+    const float* at = image.past(conv) + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
+    dx[i][j][2 * row] += at[0], dx[i][j][2 * row + 1] += at[1];
+  });
+  store_tiles<In, true>(dx, other);
+  __syncthreads();
+  load_tiles<In, false>(other, dx);
+  clear_plane<In>(image.at.dz);
 }
 
 // The loss's gradient, from these on: of the last layer, and dout, of the last block's output.
@@ -144,27 +157,16 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   Tiles<64> d64;
   Tiles<32> d32;
   Tiles<16> d16;
-  take_outputs(image);
+  uint32_t open = take_outputs(image);
   head_backward(image, i, d64);
   clear_plane<64>(at.dz);
-  for (int b = 9; b >= 8; --b) block_backward<64, 64, false>(image, b, d64, d64);
-  block_backward<32, 64, false>(image, 7, d64, d32);
-  __syncthreads();
-  clear_plane<32>(at.dz);
-  block_backward<32, 32, true>(image, 6, d32, d32);
-  block_backward<32, 32, false>(image, 5, d32, d32);
-  block_backward<16, 32, false>(image, 4, d32, d16);
-  __syncthreads();
-  clear_plane<16>(at.dz);
-  block_backward<16, 16, true>(image, 3, d16, d16);
-  for (int b = 2; b >= 1; --b) block_backward<16, 16, false>(image, b, d16, d16);
-
-  const Norms<16> norms(image, 0);
-  Tiles<16> normal;
-  load_normal<16, false>(image, 0, norms, normal);
-  for_tiles<16>(
-      [&](int k, int j, int e) { d16[k][j][e] = through(d16[k][j][e], norms(j, e).output(normal[k][j][e])); });
-  norm_backward<16, false>(image, 0, norms, normal, d16);
+  level_backward<64>(image, 14, 18, d64, open);
+  halving_backward<32, 64>(image, 13, d64, d32, open);
+  level_backward<32>(image, 8, 12, d32, open);
+  halving_backward<16, 32>(image, 7, d32, d16, open);
+  level_backward<16>(image, 1, 6, d16, open);
+  pass<16>(open, d16);
+  norm_backward<16>(image, 0, d16);
   load_image(image);
   __syncthreads();
   weight_backward<8, 16>(image, 0);

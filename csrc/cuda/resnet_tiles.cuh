@@ -22,10 +22,9 @@ __device__ constexpr int pitch(int channels) { return channels + 4; }
 struct Shared {
   float x[kPlane];   // what is convolved
   float dz[kPlane];  // gradient of a convolution's output
-  float sums[2][kSixteen * 8];
-  float channels[kSixteen * 64 * 2];
-  float totals[64 * 2];
-  float2 moments[19 * 8];  // mean and 1 / deviation of each convolution's groups
+  float2 groups[kSixteen * 2];       // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kSixteen * 16];    // two sums over each warp's pixels: (kDown, C)
+  float2 moments[19 * 8];            // mean and 1 / deviation of each convolution's groups
   float features[64];
   float logits[256];
 };
@@ -99,17 +98,32 @@ __device__ inline void for_own(const What& what) {
   for (int i = 0; i < Level<C>::kTall * 2; ++i) what(i / 2, i % 2);
 }
 
-// Between tiles and global memory. All loads before anything else: each may take as long as a tile's products.
+// Which of these numbers a ReLU lets through, a bit each; as torch has it where there is NaN.
+template <int C>
+__device__ inline uint32_t open_of(const Tiles<C>& tiles) {
+  uint32_t open = 0;
+  for_tiles<C>([&](int i, int j, int e) { open |= (tiles[i][j][e] <= 0 ? 0u : 1u) << (i * 8 + j * 4 + e); });
+  return open;
+}
+template <int C>
+__device__ inline void pass(uint32_t open, Tiles<C>& gradient) {
+  for_tiles<C>([&](int i, int j, int e) {
+    if (!(open >> (i * 8 + j * 4 + e) & 1)) gradient[i][j][e] = 0;
+  });
+}
+
+// Between tiles and global memory. All loads before anything else: each may take as long as a tile's products. They
+// pass by the L1 cache, where the weights are.
 template <int C, bool kSpread>
 __device__ inline void load_tiles(const float* from, Tiles<C>& to) {
   if constexpr (kSpread) {
     for_pairs<C, true>([&](int i, int j, int row, int pixel, int channel) {
-      const float2 two = *reinterpret_cast<const float2*>(from + Level<C>::place_of(pixel, channel));
+      const float2 two = __ldcg(reinterpret_cast<const float2*>(from + Level<C>::place_of(pixel, channel)));
       to[i][j][2 * row] = two.x, to[i][j][2 * row + 1] = two.y;
     });
   } else {
     for_own<C>([&](int i, int j) {
-      const float4 four = *reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j));
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j)));
       to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
     });
   }
@@ -154,45 +168,69 @@ __device__ inline void clear_plane(float* plane) {
   __syncthreads();
 }
 
-// Sums over the pixels and channels of each of this warp's two groups, in the same order in every thread.
-template <int C>
-__device__ inline void sum_groups(float* shared, float (&sums)[2]) {
-  constexpr int kDown = Level<C>::kDown;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], far);
-    if (threadIdx.x % 32 == 0) shared[Level<C>::group(j) * kDown + Level<C>::down()] = sums[j];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    sums[j] = 0;
-#pragma unroll
-    for (int k = 0; k < kDown; ++k) sums[j] += shared[Level<C>::group(j) * kDown + k];
-  }
+// Tiles of a level are to be loaded soon.
+__device__ inline void expect(const float* tiles, int channels) {
+  constexpr int kLine = 32;
+  if (threadIdx.x * channels < kLargest / kLine * 16) fetch_far(tiles + threadIdx.x * kLine);
+}
+// So are a convolution's weights, at once; of many the first, for the L1 cache would not hold all.
+__device__ inline void expect_weights(const float* packed, int count) {
+  const int line = threadIdx.x * 32;
+  if (line < count && line < 9 * 32 * 32) fetch_near(packed + line);
 }
 
-// Two sums over the pixels of each channel: of this lane's channels -> at.totals (C, 2).
+// A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
+struct Two {
+  float of[2];
+};
+__device__ inline Two both(float own) {
+  const float other = __shfl_xor_sync(0xffffffffu, own, 16);
+  const bool upper = threadIdx.x & 16;
+  return {{upper ? other : own, upper ? own : other}};
+}
+// The sum over kLanes neighbouring lanes, in each of them.
+template <int kLanes>
+__device__ inline float sum_lanes(float value) {
+#pragma unroll
+  for (int far = kLanes / 2; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+  return value;
+}
+// Over the whole warp, of a number for each group.
+__device__ inline float sum_warp(float first, float second) {
+  const bool upper = threadIdx.x & 16;
+  return sum_lanes<16>((upper ? second : first) + __shfl_xor_sync(0xffffffffu, upper ? first : second, 16));
+}
+
+// Two sums over a warp's pixels of each of a lane's channels (group, which of its two) -> at.channels, and what this
+// lane wrote: with bits 4 to 2 of its number that of group, channel and sum.
 template <int C>
-__device__ inline void sum_channels(Shared& at, float (&sums)[2][2][2]) {
-  constexpr int kDown = Level<C>::kDown;
+__device__ inline float sum_channels(Shared& at, const float (&sums)[2][2][2]) {
   const int t = threadIdx.x % 4;
+  const bool j = threadIdx.x & 16, e = threadIdx.x & 8, which = threadIdx.x & 4;
+  float two[2][2], one[2];  // every lane keeps half of what it has, and gives the rest to the one that keeps that
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float& sum = sums[i / 4][i / 2 % 2][i % 2];
+  for (int i = 0; i < 4; ++i) {
+    const float first = sums[0][i / 2][i % 2], second = sums[1][i / 2][i % 2];
+    two[i / 2][i % 2] = (j ? second : first) + __shfl_xor_sync(0xffffffffu, j ? first : second, 16);
+  }
 #pragma unroll
-    for (int far = 16; far > 2; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    const int channel = Level<C>::group(i / 4) * 8 + 2 * t + i / 2 % 2;
-    if (threadIdx.x % 32 < 4) at.channels[(Level<C>::down() * C + channel) * 2 + i % 2] = sum;
+  for (int i = 0; i < 2; ++i) {
+    one[i] = (e ? two[1][i] : two[0][i]) + __shfl_xor_sync(0xffffffffu, e ? two[0][i] : two[1][i], 8);
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < 2 * C; i += kThreads) {
-    float sum = 0;
-    for (int k = 0; k < kDown; ++k) sum += at.channels[k * 2 * C + i];
-    at.totals[i] = sum;
+  const float sum = (which ? one[1] : one[0]) + __shfl_xor_sync(0xffffffffu, which ? one[0] : one[1], 4);
+  (&at.channels[Level<C>::down() * C + Level<C>::group(j) * 8 + 2 * t + e].x)[which] = sum;
+  return sum;
+}
+// Their sum over all pixels, after a barrier.
+template <int C>
+__device__ inline float2 total_of(const Shared& at, int channel) {
+  float2 sum = at.channels[channel];
+#pragma unroll
+  for (int k = 1; k < Level<C>::kDown; ++k) {
+    const float2 more = at.channels[k * C + channel];
+    sum.x += more.x, sum.y += more.y;
   }
-  __syncthreads();
+  return sum;
 }
 
 // Where the row of a tile begins that this lane loads: see load_rows.
@@ -359,34 +397,46 @@ __device__ inline void convolve_back(const float* dz, const float* packed, float
 }
 
 // The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
-// output and 8 input channels over some of the pixels, all nine taps; x is the memory in which the warps' parts meet.
+// output and 8 input channels down a strip of pixels, all nine taps: of three lines that they see two were there
+// before. x is the memory in which the warps' parts meet.
 template <int In, int C>
 __device__ inline void weight_products(float* x, const float* dz, float* to) {
   constexpr int kStep = In > 8 && In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
-  constexpr int kCount = Level<C>::kPixels / kParts, kSize = C * In * 9;
+  constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip eight pixels wide
   static_assert(kParts == 1 || kParts * kSize == kTogether, "all parts in a plane");
-  static_assert(kTogether <= kPlane && kCount % 8 == 0, "whole steps");
+  static_assert(kTogether <= kPlane && kLines * 8 * kParts == Level<C>::kPixels && kSide % kLines == 0, "whole strips");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int part = kParts > 1 ? warp / kPairs : 0;
+  const int part = kParts > 1 ? warp / kPairs : 0, left = part % (kSide / 8) * 8, top = part / (kSide / 8) * kLines;
 #pragma unroll 1
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
     const int o = pair / (In / 8) * 16 + g, i = pair % (In / 8) * 8;
     float sum[9][4] = {};
-#pragma unroll 2
-    for (int p = part * kCount; p < (part + 1) * kCount; p += 8) {
-      // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
-      const float* own = dz + Level<C>::place(p + 2 * t) + o;
+    // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
+    const float* own = dz + Level<C>::place(top * kSide + left + 2 * t) + o;
+    const float* corner = x + (top * kStep * kWidth + (left + 2 * t) * kStep) * pitch(In) + i + g;
+    float near[3][3 + kStep];  // what they see in three lines; in the middle both see the same
+    const auto see = [&](int line, float (&to)[3 + kStep]) {
+#pragma unroll
+      for (int k = 0; k < 3 + kStep; ++k) to[k] = corner[(line * kWidth + k) * pitch(In)];
+    };
+#pragma unroll
+    for (int line = 0; line < 3 - kStep; ++line) see(line, near[line + kStep]);
+#pragma unroll 4
+    for (int y = 0; y < kLines; ++y, own += (kSide + 2) * pitch(C)) {
       const float a[4] = {own[0], own[8], own[pitch(C)], own[pitch(C) + 8]};
-      const int y = p / kSide * kStep + 1, at = (p % kSide + 2 * t) * kStep + 1;
-      const float* pixel = x + (y * kWidth + at) * pitch(In) + i + g;
 #pragma unroll
-      for (int row = 0; row < 3; ++row) {
-        float near[3 + kStep];  // what this lane's two pixels see in that row; in the middle they see the same
+      for (int line = 0; line < 3; ++line) {
+        if (line >= 3 - kStep) {
+          see(y * kStep + line, near[line]);
+          continue;
+        }
 #pragma unroll
-        for (int k = 0; k < 3 + kStep; ++k) near[k] = pixel[((row - 1) * kWidth + k - 1) * pitch(In)];
+        for (int k = 0; k < 3 + kStep; ++k) near[line][k] = near[line + kStep][k];
+      }
 #pragma unroll
-        for (int k = 0; k < 3; ++k) add_product(sum[row * 3 + k], a, make_float2(near[k], near[k + kStep]));
+      for (int tap = 0; tap < 9; ++tap) {
+        add_product(sum[tap], a, make_float2(near[tap / 3][tap % 3], near[tap / 3][tap % 3 + kStep]));
       }
     }
     if (kParts > 1) __syncthreads();  // all have read x; a single pair each

@@ -22,6 +22,13 @@ __device__ inline float to_tf32(float value) {
   return __uint_as_float(bits);
 }
 
+// A line of global memory is wanted soon: in the L2 cache, or in the L1 too.
+__device__ inline void fetch_far(const float* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+__device__ inline void fetch_near(const float* line) {
+  float unused;
+  asm volatile("ld.global.ca.f32 %0, [%1];" : "=f"(unused) : "l"(line));
+}
+
 // a (16, 8) from shared memory: each lane says where row lane % 16 begins, four floats on in the upper half of the
 // warp. Those must be aligned to 16 bytes.
 __device__ inline void load_rows(float (&a)[4], const float* row) {

@@ -19,6 +19,7 @@
 #define __device__
 #define __host__
 #define __global__
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
 
@@ -147,6 +148,11 @@ T __shfl_xor_sync(unsigned, T value, int far) {
   return value;
 }
 
+template <typename T>
+T __ldcg(const T* at) {
+  return *at;
+}
+
 namespace cooperative_groups {
 
 struct Warp {};
@@ -172,6 +178,9 @@ inline void wait_for_last() {}
 
 // Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
 inline float to_tf32(float value) { return value; }
+
+inline void fetch_far(const float*) {}
+inline void fetch_near(const float*) {}
 
 inline void load_rows(float (&a)[4], const float* row) {
   const auto board = emulator::board();

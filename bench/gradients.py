@@ -18,7 +18,7 @@ from secureafl_ext.sim.models import Net, build
 
 CLASSES = 10
 NETS = {"cnn": ((1, 28, 28), 32), "resnet20": ((3, 32, 32), 64)}  # images, and how many a minibatch of the paper has
-# How far from a gradient in float64 each may be, in its norm. Products in TF32 turn a ReLU here and there.
+# How far from a gradient in float64 each may be, in its norm. Factors of 11 bits turn a ReLU here and there.
 OFF = {"op": 0.05, "torch": 1e-3, "torch, fastest": 0.05}
 
 

@@ -1,7 +1,7 @@
 """ResNet-20 as two ops, its gradient and what it says of images, against torch in float64.
 
 The kernels' source runs on an emulated GPU, whose products are exact, and the op on a real one, which rounds their
-factors to TF32.
+factors to 11 bits.
 """
 
 import math
@@ -87,6 +87,23 @@ def test_is_the_gradient(random, how, gradient, sizes):
         # Rounding turns a ReLU here and there, in float32 seldom; of one image that is more than of a batch.
         whole, part = (5e-4, 5e-3) if how == "emulated" else (0.05, 0.3)
         assert off(row, wanted) < whole and max(apart) < part
+
+
+@anywhere
+@pytest.mark.parametrize(("what", "by"), [("x", 1e6), ("conv", 1e6), ("conv", 1e-5), ("norm", 1e4), ("norm", 1e-4)])
+def test_no_size_is_too_large_or_too_small(random, how, gradient, what, by):
+    """Half floats end at 65,504 and grow coarse below 6e-5."""
+    op, device = gradient
+    net, vector, x, y = scene(random, 1, 2, 3, 10, device)
+    for name, part in zip(net.shapes, vector.split(net.sizes), strict=True):
+        kind = next((kind for kind in ("norm", "head") if kind in name), "conv")
+        if kind == what:
+            part *= by
+        elif (what, name) == ("norm", "head.weight"):  # so that it is unsure as before
+            part /= by
+    x *= by if what == "x" else 1
+    wanted = net.gradient(vector.double(), x[0].double(), y[0])
+    assert wanted.norm() > 0 and off(op(vector, x, y, 10)[0], wanted) < (5e-4 if how == "emulated" else 0.05)
 
 
 @anywhere

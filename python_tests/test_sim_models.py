@@ -64,7 +64,7 @@ def test_gradient_is_that_of_a_module_with_weights_of_its_own(device, random, na
     gradient = net.gradient(vector, x, y)
     assert gradient.shape == (net.size,) and gradient.device == vector.device and not gradient.requires_grad
     torch.testing.assert_close(net.loss(vector, x, y), loss.detach())
-    if (name, shape, device) == ("resnet20", COLOUR, "cuda"):  # an op whose products are TF32's: test_resnet_op.py
+    if (name, shape, device) == ("resnet20", COLOUR, "cuda"):  # an op that rounds factors: test_resnet_op.py
         assert (gradient - expected).norm() < 0.05 * expected.norm()
     else:
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@
 
 namespace secureafl {
 
-static_assert(sizeof(cuda::Shared) == 189760, "secureafl_ext/sim/models.py asks the GPU for as much");
+static_assert(sizeof(cuda::Shared) == 189648, "secureafl_ext/sim/models.py asks the GPU for as much");
 constexpr int64_t kAtATime = 1024;  // images: 2.5 GB of memory
 
 namespace {
@@ -29,7 +29,7 @@ cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector,
 }  // namespace
 
 // A row per minibatch: the gradient at `vector` (d) of the mean loss over its images, cross entropy or, with no
-// classes, squared error. Factors are rounded to TF32.
+// classes, squared error. Factors are rounded to 11 bits.
 //   x (k, B, C, 32, 32)   y (k, B) int64, or float32 with no classes   -> (k, d)
 Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t classes) {
   constexpr const char* op = "resnet_gradient";
@@ -45,12 +45,15 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);
   const int64_t at_a_time = kAtATime / batch, most = k < at_a_time ? k : at_a_time;
   const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
-  const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
+  const Tensor packs = allocate(vector, ScalarType::Half, {2 * net.packs});
+  const Tensor measures = allocate(vector, ScalarType::Float, {2 * cuda::kConvs});
   const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.part});
   net.vector = data<float>(parameters);
-  net.packs_at = mutable_data<float>(packs);
+  net.packs_at = static_cast<__half*>(packs.mutable_data_ptr());
+  net.measures = mutable_data<float>(measures);
   net.scratch = mutable_data<float>(memory);
   net.parts = net.scratch + most * batch * net.memory;
+  launch(cuda::measure_kernel, k ? cuda::kConvs : 0, cuda::kMeasureThreads, 0, net);
   launch(cuda::pack_kernel, k ? cuda::kPackBlocks : 0, 256, 0, net);
   for (int64_t first = 0; first < k; first += most) {
     const int64_t count = k - first < most ? k - first : most;
@@ -77,11 +80,14 @@ Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
   const Tensor parameters = dense(vector), images = dense(x);
   const int64_t outputs = classes ? classes : 1, most = count < kAtATime ? count : kAtATime;
   const Tensor result = allocate(vector, ScalarType::Float, {count, outputs});
-  const Tensor packs = allocate(vector, ScalarType::Float, {2 * net.packs});
+  const Tensor packs = allocate(vector, ScalarType::Half, {2 * net.packs});
+  const Tensor measures = allocate(vector, ScalarType::Float, {2 * cuda::kConvs});
   const Tensor memory = allocate(vector, ScalarType::Float, {most, net.memory});
   net.vector = data<float>(parameters);
-  net.packs_at = mutable_data<float>(packs);
+  net.packs_at = static_cast<__half*>(packs.mutable_data_ptr());
+  net.measures = mutable_data<float>(measures);
   net.scratch = mutable_data<float>(memory);
+  launch(cuda::measure_kernel, count ? cuda::kConvs : 0, cuda::kMeasureThreads, 0, net);
   launch(cuda::pack_kernel, count ? cuda::kPackBlocks : 0, 256, 0, net);
   for (int64_t first = 0; first < count; first += most) {
     net.x = data<float>(images) + first * channels * 1024;

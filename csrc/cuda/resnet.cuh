@@ -8,7 +8,7 @@
 
 namespace secureafl::cuda {
 
-constexpr int kConvs = 19, kBlocks = 9, kMostClasses = 256;
+constexpr int kBlocks = 9, kMostClasses = 256;
 constexpr float kEpsilon = 1e-5f;  // of torch's group norm
 
 struct Resnet {
@@ -26,15 +26,16 @@ struct Resnet {
   const float* x;        // (images, channels, 32, 32)
   const int64_t* label;  // (images) of a classification
   const float* target;   // (images) of a regression: classes 0, mean squared error
-  float* packs_at;       // (2, packs): the weights as a warp loads them, forward and backward
+  float* measures;       // (2, kConvs): lifts of the weights, and what no output of a norm exceeds
+  Factor* packs_at;      // (2, packs): the weights as a warp loads them, forward and backward
   float* scratch;        // (images, memory)
   float* parts;          // (images, part): gradients; of convolutions where `packed` says, of norms, of the head
   float* result;         // (images / batch, size): mean gradients; or (images, outputs): what the net says
 };
 
 __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
-// A warp's products take eight input channels at a time: the image gets zeros for those that it does not have.
-__host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 8 : channels_of(conv - 1); }
+// A warp's products take 16 input channels at a time: the image gets zeros for those that it does not have.
+__host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 16 : channels_of(conv - 1); }
 
 __host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
 
@@ -57,9 +58,31 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
   return net;
 }
 
-// Weights (out, in, 9) of every convolution in the order in which lanes hold them: forward b = (in, out), backward, for
-// the gradient of the input, b = (out, in).
-//   packs_at (2, .. conv: (9 k / 8, n / 8, 32, 2))   Block: a slice of a convolution, one way
+// How large a convolution's weights are, and the outputs of its norm can be. Block: a convolution.
+constexpr int kMeasureThreads = 1024;
+static __global__ void __launch_bounds__(kMeasureThreads) measure_kernel(Resnet net) {
+  __shared__ uint32_t parts[3][32];
+  const int conv = blockIdx.x, out = channels_of(conv), real = conv == 0 ? net.channels : inputs_of(conv);
+  const int first[4] = {0, out * real * 9, out * real * 9 + out, out * real * 9 + 2 * out};
+  for (int kind = 0; kind < 3; ++kind) {  // weights of the convolution, weights and biases of the norm
+    uint32_t most = 0;
+    for (int i = first[kind] + threadIdx.x; i < first[kind + 1]; i += kMeasureThreads) {
+      most = larger(most, bits_of(net.vector[net.weight[conv] + i]));
+    }
+    parts[kind][threadIdx.x / 32] = most_of_warp(most);
+  }
+  __syncthreads();
+  float most[3];
+  for (int kind = 0; kind < 3; ++kind) most[kind] = __uint_as_float(most_of_warp(parts[kind][threadIdx.x % 32]));
+  if (threadIdx.x > 0) return;
+  const float side = 512 / out, farthest = sqrtf(8 * side * side);  // in deviations, of so many numbers
+  net.measures[conv] = lift_of(most[0]);
+  net.measures[kConvs + conv] = farthest * most[1] + most[2];
+}
+
+// Weights (out, in, 9) of every convolution, lifted, in the order in which lanes hold them: forward b = (in, out),
+// backward, for the gradient of the input, b = (out, in).
+//   packs_at (2, .. conv: (9 k / 16, n / 8, 32, 4))   Block: a slice of a convolution, one way
 constexpr int kSlices = 8, kPackBlocks = kConvs * 2 * kSlices;
 static __global__ void pack_kernel(Resnet net) {
   const int conv = blockIdx.x / 2 % kConvs, slice = blockIdx.x / (2 * kConvs), warps = blockDim.x / 32;
@@ -68,14 +91,16 @@ static __global__ void pack_kernel(Resnet net) {
   const int in = inputs_of(conv), out = channels_of(conv), real = conv == 0 ? net.channels : in;
   const int k = back ? out : in, n = back ? in : out;
   const float* weight = net.vector + net.weight[conv];
-  float* to = net.packs_at + (back ? net.packs : 0) + net.packed[conv];
-  for (int tile = slice * warps + threadIdx.x / 32; tile < 9 * k / 8 * (n / 8); tile += kSlices * warps) {
-    const int step = tile / (n / 8), tap = step / (k / 8);
-    for (int half = 0; half < 2; ++half) {
-      const int row = step % (k / 8) * 8 + t + 4 * half, column = tile % (n / 8) * 8 + g;
+  const float lift = net.measures[conv];
+  Right* to = reinterpret_cast<Right*>(net.packs_at + (back ? net.packs : 0) + net.packed[conv]);
+  for (int tile = slice * warps + threadIdx.x / 32; tile < 9 * k / 16 * (n / 8); tile += kSlices * warps) {
+    const int step = tile / (n / 8), tap = step / (k / 16), column = tile % (n / 8) * 8 + g;
+    const auto factor = [&](int row) {
       const int o = back ? row : column, i = back ? column : row;
-      to[(tile * 32 + lane) * 2 + half] = i < real ? to_tf32(weight[(o * real + i) * 9 + tap]) : 0;
-    }
+      return i < real ? weight[(o * real + i) * 9 + tap] * lift : 0;
+    };
+    const int row = step % (k / 16) * 16 + 2 * t;
+    to[tile * 32 + lane] = {{to_pair(factor(row), factor(row + 1)), to_pair(factor(row + 8), factor(row + 9))}};
   }
 }
 
@@ -87,9 +112,12 @@ struct Image {
   float* memory;        // (net.memory)
   float* part;          // (net.part)
 
-  __device__ const float* packed(int conv, bool back) const {
+  __device__ const Factor* packed(int conv, bool back) const {
     return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
   }
+  // What undoes the lift of the plane that a convolution reads; of its weights.
+  __device__ float down(int conv) const { return 1 / at.lift[conv]; }
+  __device__ float down_weights(int conv) const { return 1 / net.measures[conv]; }
   __device__ int gamma(int conv) const {
     const int real = conv == 0 ? net.channels : inputs_of(conv);
     return net.weight[conv] + channels_of(conv) * real * 9;
@@ -194,8 +222,10 @@ __device__ inline void forward(const Image& image, int conv) {
   const bool ends = conv % 2 == 0;
   Tiles<C> z = {}, past = {};
   Norms<C> norms(image, conv);
-  convolve<In, C>(image.at.x, image.packed(conv, false), image.at.dz, z);
-  if (In == C && ends) {
+  const float down = image.down(conv), down_weights = image.down_weights(conv);
+  convolve<In, C>(image.at.x, image.packed(conv, false), image.at.parts, z);
+  for_tiles<C>([&](int i, int j, int e) { z[i][j][e] = z[i][j][e] * down * down_weights; });
+  if (In == C && ends && conv > 0) {
     const float* from = image.memory + image.net.a[conv / 2 - 1];
     if (C > 16 && inputs_of(conv - 1) != C) {
       load_past<(C > 16 ? C / 2 : C), C>(from, past);
@@ -211,29 +241,54 @@ __device__ inline void forward(const Image& image, int conv) {
     const Norm& norm = norms(j, e);
     z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + past[i][j][e]);
   });
-  store_plane<C, false>(z, image.at.x);
+  store_plane<C>(z, image.at.lift[conv + 1], image.at.x);
   if (ends) store_tiles<C, false>(z, image.memory + image.net.a[conv / 2]);
   __syncthreads();
 }
 
+// How far each plane is lifted: the image by what it holds, the others by what no output can exceed.
+__device__ inline void take_lifts(const Image& image) {
+  const int lane = threadIdx.x % 32;
+  uint32_t most = 0;
+  for (int i = threadIdx.x; i < image.net.channels * 1024; i += kThreads) most = larger(most, bits_of(image.pixels[i]));
+  most = most_of_warp(most);
+  if (lane == 0) image.at.most[threadIdx.x / 32] = most;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  most = most_of_warp(image.at.most[lane % kSixteen]);
+  if (lane > 0) return;
+  const float* bounds = image.net.measures + kConvs;
+  image.at.lift[0] = lift_of(most);
+  float block = 0;  // all that has been added up
+  for (int conv = 0; conv < kConvs; ++conv) {
+    if (conv % 2 == 0) block += bounds[conv];
+    image.at.lift[conv + 1] = lift_of(conv % 2 == 0 ? block : bounds[conv]);
+  }
+}
+
 // The image as the plane x.
 __device__ inline void load_image(const Image& image) {
+  const float lift = image.at.lift[0];
   for (int i = threadIdx.x; i < kFramed * kFramed * 8; i += kThreads) {
-    const int c = i % 8, y = i / 8 / kFramed - 1, x = i / 8 % kFramed - 1;
-    const bool inside = c < image.net.channels && y >= 0 && y < 32 && x >= 0 && x < 32;
-    image.at.x[i / 8 * pitch(8) + c] = inside ? to_tf32(image.pixels[(c * 32 + y) * 32 + x]) : 0;
+    const int c = i % 8 * 2, y = i / 8 / kFramed - 1, x = i / 8 % kFramed - 1;
+    const bool inside = y >= 0 && y < 32 && x >= 0 && x < 32;
+    const float* at = image.pixels + (c * 32 + y) * 32 + x;
+    const float first = inside && c < image.net.channels ? at[0] * lift : 0;
+    const float second = inside && c + 1 < image.net.channels ? at[1024] * lift : 0;
+    reinterpret_cast<Pair*>(image.at.x + i / 8 * pitch(16))[i % 8] = to_pair(first, second);
   }
 }
 
 // The image through all convolutions; the last block's output is a[kBlocks].
 template <bool kKeep>
 __device__ inline void forward_all(const Image& image) {
+  take_lifts(image);
+  __syncthreads();
   load_image(image);
   __syncthreads();
   // Loops: the code of each is long, and read from far away when it is new.
-  forward<8, 16, kKeep>(image, 0);
 #pragma unroll 1
-  for (int conv = 1; conv < 7; ++conv) forward<16, 16, kKeep>(image, conv);
+  for (int conv = 0; conv < 7; ++conv) forward<16, 16, kKeep>(image, conv);
   forward<16, 32, kKeep>(image, 7);
 #pragma unroll 1
   for (int conv = 8; conv < 13; ++conv) forward<32, 32, kKeep>(image, conv);

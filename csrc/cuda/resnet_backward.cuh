@@ -6,20 +6,25 @@
 
 namespace secureafl::cuda {
 
-// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz.
+// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz, whose lift it returns.
 template <int C>
-__device__ inline void norm_backward(const Image& image, int conv, Tiles<C>& dy) {
+__device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& dy) {
   constexpr int kDown = Level<C>::kDown;
   constexpr float kCount = 8 * Level<C>::kPixels;
   Tiles<C> normal;  // what the convolution gave, normalized
   load_tiles<C, false>(image.memory + image.net.z[conv], normal);
   const Norms<C> norms = norms_of<C>(image, conv);
+  uint32_t most = 0;
   float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
   for_tiles<C>([&](int i, int j, int e) {
     normal[i][j][e] = norms(j, e).normal(normal[i][j][e]);
     sums[j][e % 2][0] += dy[i][j][e];
     sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
+    dy[i][j][e] *= norms(j, e).gamma * norms(j, e).scale;
+    most = larger(most, bits_of(dy[i][j][e]));
   });
+  most = most_of_warp(most);
+  if (threadIdx.x % 32 == 0) image.at.most[threadIdx.x / 32] = most;
   const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
   const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
   const float gamma = own_j ? own_e ? norms(1, 1).gamma : norms(1, 0).gamma : first;
@@ -34,19 +39,22 @@ __device__ inline void norm_backward(const Image& image, int conv, Tiles<C>& dy)
     image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
   }
   const float2 part = parts[threadIdx.x % kDown];
-  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);  // means of dy gamma
+  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);    // means of dy gamma
   const Two of_both = both(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
-  for_tiles<C>([&](int i, int j, int e) {
-    const Norm& norm = norms(j, e);
-    dy[i][j][e] = norm.scale * (norm.gamma * dy[i][j][e] - of_dy.of[j] - normal[i][j][e] * of_both.of[j]);
-  });
-  store_plane<C, false>(dy, image.at.dz);
+  for_tiles<C>(
+      [&](int i, int j, int e) { dy[i][j][e] -= norms(j, e).scale * (of_dy.of[j] + normal[i][j][e] * of_both.of[j]); });
+  // A mean is no larger than the largest, nor is the other, whose factor has at most 91 deviations: 2^9 times 93 at
+  // most.
+  const float lift = lift_of(most_of_warp(image.at.most[threadIdx.x % kSixteen])) / 64;
+  store_plane<C>(dy, lift, image.at.dz);
+  return lift;
 }
 
-// The gradient of a convolution's weights, from the planes x and dz. Ends with x free for others.
+// The gradient of a convolution's weights, from the planes x and dz.
 template <int In, int C>
-__device__ inline void weight_backward(const Image& image, int conv) {
-  weight_products<In, C>(image.at.x, image.at.dz, image.part + image.net.packed[conv]);
+__device__ inline void weight_backward(const Image& image, int conv, float down_dz) {
+  weight_products<In, C>(image.at.x, image.at.dz, image.at.parts, image.down(conv), down_dz,
+                         image.part + image.net.packed[conv]);
 }
 
 // What the convolution `conv` convolved: a block's input, or of the first convolution's output what is normalized.
@@ -68,18 +76,19 @@ __device__ inline void load_input(const Image& image, int conv, Tiles<In>& input
 // and dx, that of its input, spread where the levels differ. open: where the ReLU that made the input lets through.
 template <int In, int C>
 __device__ inline void conv_backward(const Image& image, int conv, Tiles<C>& dy, Tiles<In>& dx, uint32_t& open) {
-  norm_backward<C>(image, conv, dy);
+  const float down_dz = 1 / norm_backward<C>(image, conv, dy), down_weights = image.down_weights(conv);
   load_input<In>(image, conv, dx);
   if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));
   if (conv % 2) expect(image.memory + image.net.z[conv - 1], In);
   expect_weights(image.packed(conv, true), C * In * 9);
   open = open_of<In>(dx);
-  store_plane<In, false>(dx, image.at.x);
+  store_plane<In>(dx, image.at.lift[conv], image.at.x);
   clear_frame<In>(image.at.x);
   __syncthreads();
-  weight_backward<In, C>(image, conv);
+  weight_backward<In, C>(image, conv, down_dz);
   for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
-  convolve_back<In, C>(image.at.dz, image.packed(conv, true), image.at.x, dx);
+  convolve_back<In, C>(image.at.dz, image.packed(conv, true), image.at.parts, dx);
+  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = dx[i][j][e] * down_dz * down_weights; });
 }
 
 // The convolutions of a level whose input is of that level too, the last one first: dy, the gradient of the last
@@ -166,10 +175,10 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   halving_backward<16, 32>(image, 7, d32, d16, open);
   level_backward<16>(image, 1, 6, d16, open);
   pass<16>(open, d16);
-  norm_backward<16>(image, 0, d16);
+  const float down_dz = 1 / norm_backward<16>(image, 0, d16);
   load_image(image);
   __syncthreads();
-  weight_backward<8, 16>(image, 0);
+  weight_backward<16, 16>(image, 0, down_dz);
 }
 
 // Where a number of an image's gradient belongs in a vector; -1: nowhere.

@@ -6,35 +6,51 @@
 // many halvings, named by its channels: 16 of 32 x 32 pixels, 32 of 16 x 16, 64 of 8 x 8.
 //
 // A plane lies in shared memory, pixel by pixel, with a frame of zeros, so that all nine taps of a pixel are there;
-// from pixel to pixel it is four floats more than there are channels, which keeps the lanes of a warp in different
+// from pixel to pixel it is eight factors more than there are channels, which keeps the rows of a tile in different
 // banks. What a convolution gives stays in registers: a warp has kTall x 2 tiles of 16 pixels and 8 channels, one below
 // the other where a row has 16 pixels. Eight channels are also a group of the norm.
 
 namespace secureafl::cuda {
 
-constexpr int kThreads = 512, kSixteen = kThreads / 32;
-constexpr int kFramed = 34, kLargest = 32 * 32 * 16;  // a framed side; floats of an output
-constexpr int kPlane = kFramed * kFramed * 20;        // floats of the largest plane
-constexpr int kTogether = 18432;                      // floats of all warps' parts of a weight gradient
+constexpr int kThreads = 512, kSixteen = kThreads / 32, kConvs = 19;
+constexpr int kFramed = 34, kLargest = 32 * 32 * 16;  // a framed side; numbers of an output
+constexpr int kPlane = kFramed * kFramed * 24;        // factors of the largest plane
+constexpr int kTogether = 18432;                      // numbers of all warps' parts of a weight gradient
 
-__device__ constexpr int pitch(int channels) { return channels + 4; }
+__device__ constexpr int pitch(int channels) { return channels + 8; }
 
 struct Shared {
-  float x[kPlane];   // what is convolved
-  float dz[kPlane];  // gradient of a convolution's output
-  float2 groups[kSixteen * 2];       // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kSixteen * 16];    // two sums over each warp's pixels: (kDown, C)
-  float2 moments[19 * 8];            // mean and 1 / deviation of each convolution's groups
+  Factor x[kPlane];                // what is convolved
+  Factor dz[kPlane];               // gradient of a convolution's output
+  float parts[kTogether];          // of sums over channels or pixels, where warps share one
+  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
+  uint32_t most[kSixteen];         // of each warp's numbers
+  float lift[kConvs + 1];          // of the plane that a convolution reads
+  float2 moments[kConvs * 8];      // mean and 1 / deviation of each convolution's groups
   float features[64];
   float logits[256];
 };
+
+// The largest of numbers that are not negative, as bits; NaN is the largest of all.
+__device__ inline uint32_t bits_of(float value) { return __float_as_uint(fabsf(value)); }
+__device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+__device__ inline uint32_t most_of_warp(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+
+// The power of two that brings numbers with this largest one below 2^15, half the range of a factor, and that one above
+// 2^14. 1 where it is infinite or NaN: so is then what becomes of it.
+__device__ inline float lift_of(uint32_t most) {
+  const int exponent = 268 - static_cast<int>(most >> 23);
+  return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 27 ? 27 : exponent > 227 ? 227 : exponent) << 23);
+}
+__device__ inline float lift_of(float most) { return lift_of(bits_of(most)); }
 
 template <int C>
 struct Level {
   static constexpr int kSide = 512 / C, kPixels = kSide * kSide;
   static constexpr int kAcross = C / 16, kDown = kSixteen / kAcross;  // warps over channels, over pixels
   static constexpr int kTall = kPixels / 16 / kDown;                  // tiles of pixels of a warp
-  static constexpr int kFloats = (kSide + 2) * (kSide + 2) * pitch(C);
+  static constexpr int kFactors = (kSide + 2) * (kSide + 2) * pitch(C);
 
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static int down() { return warp() / kAcross; }
@@ -142,29 +158,30 @@ __device__ inline void store_tiles(const Tiles<C>& from, float* to) {
     });
   }
 }
-// Rounded, as factors.
-template <int C, bool kSpread>
-__device__ inline void store_plane(const Tiles<C>& from, float* plane) {
-  for_pairs<C, kSpread>([&](int i, int j, int row, int pixel, int channel) {
-    *reinterpret_cast<float2*>(plane + Level<C>::place(pixel) + channel) =
-        make_float2(to_tf32(from[i][j][2 * row]), to_tf32(from[i][j][2 * row + 1]));
+// Lifted and rounded, as factors.
+template <int C>
+__device__ inline void store_plane(const Tiles<C>& from, float lift, Factor* plane) {
+  for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
+    *reinterpret_cast<Pair*>(plane + Level<C>::place(pixel) + channel) =
+        to_pair(from[i][j][2 * row] * lift, from[i][j][2 * row + 1] * lift);
   });
 }
 
 // Its frame, all but the pixels.
 template <int C>
-__device__ inline void clear_frame(float* plane) {
-  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2;
-  for (int i = threadIdx.x; i < 4 * (kSide + 1) * C; i += kThreads) {
-    const int k = i / C % (kSide + 1), side = i / C / (kSide + 1);  // each side up to its next corner
+__device__ inline void clear_frame(Factor* plane) {
+  constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2, kPairs = C / 2;
+  for (int i = threadIdx.x; i < 4 * (kSide + 1) * kPairs; i += kThreads) {
+    const int k = i / kPairs % (kSide + 1), side = i / kPairs / (kSide + 1);  // each side up to its next corner
     const int y = side == 0 ? 0 : side == 1 ? k : side == 2 ? kSide + 1 : kSide + 1 - k;
     const int x = side == 0 ? k : side == 1 ? kSide + 1 : side == 2 ? kSide + 1 - k : 0;
-    plane[(y * kWidth + x) * pitch(C) + i % C] = 0;
+    reinterpret_cast<Pair*>(plane + (y * kWidth + x) * pitch(C))[i % kPairs] = to_pair(0, 0);
   }
 }
 template <int C>
-__device__ inline void clear_plane(float* plane) {
-  for (int i = threadIdx.x; i < Level<C>::kFloats; i += kThreads) plane[i] = 0;
+__device__ inline void clear_plane(Factor* plane) {
+  Pair* pairs = reinterpret_cast<Pair*>(plane);
+  for (int i = threadIdx.x; i < Level<C>::kFactors / 2; i += kThreads) pairs[i] = to_pair(0, 0);
   __syncthreads();
 }
 
@@ -174,9 +191,9 @@ __device__ inline void expect(const float* tiles, int channels) {
   if (threadIdx.x * channels < kLargest / kLine * 16) fetch_far(tiles + threadIdx.x * kLine);
 }
 // So are a convolution's weights, at once; of many the first, for the L1 cache would not hold all.
-__device__ inline void expect_weights(const float* packed, int count) {
-  const int line = threadIdx.x * 32;
-  if (line < count && line < 9 * 32 * 32) fetch_near(packed + line);
+__device__ inline void expect_weights(const Factor* packed, int count) {
+  const int line = threadIdx.x * 64;
+  if (line < count && line < 9 * 64 * 32) fetch_near(packed + line);
 }
 
 // A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
@@ -235,20 +252,20 @@ __device__ inline float2 total_of(const Shared& at, int channel) {
 
 // Where the row of a tile begins that this lane loads: see load_rows.
 __device__ inline int own_row() { return threadIdx.x % 16; }
-__device__ inline int own_column() { return threadIdx.x % 32 / 16 * 4; }
+__device__ inline int own_column() { return threadIdx.x % 32 / 16 * 8; }
 
 // sum += rows of a plane times one tap's weights.
 //   rows: where this lane's rows of each tile begin; `off` to the tap
-//   packed: this tap's (K / 8, n / 8, 32, 2) at this warp's first tile and lane
+//   packed: this tap's (K / 16, n / 8, 32) at this warp's first tile and lane
 template <int K, int kTall>
-__device__ inline void add_tap(const float* plane, const int (&rows)[kTall], int off, const float2* packed, int next,
+__device__ inline void add_tap(const Factor* plane, const int (&rows)[kTall], int off, const Right* packed, int next,
                                float (&sum)[kTall][2][4]) {
 #pragma unroll
-  for (int k = 0; k < K; k += 8) {
-    const float2 b[2] = {packed[k / 8 * next], packed[k / 8 * next + 32]};
+  for (int k = 0; k < K; k += 16) {
+    const Right b[2] = {packed[k / 16 * next], packed[k / 16 * next + 32]};
 #pragma unroll
     for (int i = 0; i < kTall; ++i) {
-      float a[4];
+      Pair a[4];
       load_rows(a, plane + rows[i] + off + k);
       add_product(sum[i][0], a, b[0]);
       add_product(sum[i][1], a, b[1]);
@@ -258,23 +275,23 @@ __device__ inline void add_tap(const float* plane, const int (&rows)[kTall], int
 
 // sum += all nine taps of tiles that lie one below the other: the taps of a column read mostly the same rows.
 //   corner: where this lane's row of the first tile's first tap begins; `line` from a line of the plane to the next
-//   packed: (9, K / 8, n / 8, 32, 2) at this warp's first tile and lane; back: the last tap first
+//   packed: (9, K / 16, n / 8, 32) at this warp's first tile and lane; back: the last tap first
 template <int K, bool kBack, int kTall>
-__device__ inline void add_columns(const float* corner, int line, const float2* packed, int next,
+__device__ inline void add_columns(const Factor* corner, int line, const Right* packed, int next,
                                    float (&sum)[kTall][2][4]) {
 #pragma unroll 1
   for (int x = 0; x < 3; ++x) {
 #pragma unroll
-    for (int k = 0; k < K; k += 8) {
-      float2 b[3][2];
+    for (int k = 0; k < K; k += 16) {
+      Right b[3][2];
 #pragma unroll
       for (int y = 0; y < 3; ++y) {
         const int tap = kBack ? 8 - 3 * y - x : 3 * y + x;
-        b[y][0] = packed[(tap * (K / 8) + k / 8) * next], b[y][1] = packed[(tap * (K / 8) + k / 8) * next + 32];
+        b[y][0] = packed[(tap * (K / 16) + k / 16) * next], b[y][1] = packed[(tap * (K / 16) + k / 16) * next + 32];
       }
 #pragma unroll
       for (int row = 0; row < kTall + 2; ++row) {
-        float a[4];
+        Pair a[4];
         load_rows(a, corner + row * line + x * pitch(K) + k);
 #pragma unroll
         for (int y = 0; y < 3; ++y) {
@@ -288,35 +305,31 @@ __device__ inline void add_columns(const float* corner, int line, const float2* 
 }
 
 // The same of the smallest level, where each warp would read many weights for its one tile: here four warps work on the
-// same quarter of the output, two steps of a tap each, and add up in `parts`.
+// same quarter of the output, a quarter of the channels each, and add up in `parts`.
 template <bool kBack>
-__device__ inline void add_quarters(const float* plane, const float2* packed, float* parts, Tiles<64>& to) {
+__device__ inline void add_quarters(const Factor* plane, const Right* packed, float* parts, Tiles<64>& to) {
   constexpr int kSide = Level<64>::kSide, kWidth = kSide + 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tile of pixels, of channels
-  const float* corner[2];
+  const Factor* corner[2];
   float sum[2][4][4] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int pixel = (lower + i) * 16 + own_row();
     corner[i] = plane + (pixel / kSide * kWidth + pixel % kSide) * pitch(64) + part * 16 + own_column();
   }
-  packed += (part * 2 * 8 + right) * 32 + lane;
+  packed += (part * 8 + right) * 32 + lane;
 #pragma unroll 3
   for (int tap = 0; tap < 9; ++tap) {
-    const int off = (tap / 3 * kWidth + tap % 3) * pitch(64);
+    Right b[4];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      float2 b[4];
+    for (int j = 0; j < 4; ++j) b[j] = packed[((kBack ? 8 - tap : tap) * 4 * 8 + j) * 32];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) b[j] = packed[(((kBack ? 8 - tap : tap) * 8 + k) * 8 + j) * 32];
+    for (int i = 0; i < 2; ++i) {
+      Pair a[4];
+      load_rows(a, corner[i] + (tap / 3 * kWidth + tap % 3) * pitch(64));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float a[4];
-        load_rows(a, corner[i] + off + k * 8);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) add_product(sum[i][j], a, b[j]);
-      }
+      for (int j = 0; j < 4; ++j) add_product(sum[i][j], a, b[j]);
     }
   }
   float4* all = reinterpret_cast<float4*>(parts);  // (4 parts, 4 tiles of pixels, 8 of channels, 32)
@@ -335,18 +348,18 @@ __device__ inline void add_quarters(const float* plane, const float2* packed, fl
 }
 
 template <int C>
-__device__ inline const float2* own_weights(const float* packed) {
-  return reinterpret_cast<const float2*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
+__device__ inline const Right* own_weights(const Factor* packed) {
+  return reinterpret_cast<const Right*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
 }
 
 // z += the 3 x 3 convolution of the plane x (In channels), over every second pixel where that is of a larger level;
-// `free` is memory for it, as large as a plane.
+// `parts` is memory for it.
 template <int In, int C>
-__device__ inline void convolve(const float* x, const float* packed, float* free, Tiles<C>& z) {
-  constexpr int kStep = In > 8 && In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
+__device__ inline void convolve(const Factor* x, const Factor* packed, float* parts, Tiles<C>& z) {
+  constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kNext = C / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<false>(x, reinterpret_cast<const float2*>(packed), free, z);
+    add_quarters<false>(x, reinterpret_cast<const Right*>(packed), parts, z);
   } else {
     int rows[Level<C>::kTall];  // of the first taps
 #pragma unroll
@@ -354,12 +367,12 @@ __device__ inline void convolve(const float* x, const float* packed, float* free
       const int pixel = Level<C>::template pixel<false>(i, own_row());
       rows[i] = (pixel / kSide * kStep * kWidth + pixel % kSide * kStep) * pitch(In) + own_column();
     }
-    const float2* weights = own_weights<C>(packed);
+    const Right* weights = own_weights<C>(packed);
     if constexpr (kStep == 1) {
       add_columns<In, false>(x + rows[0], kWidth * pitch(In), weights, kNext, z);
     } else {
 #pragma unroll 1
-      for (int tap = 0; tap < 9; ++tap, weights += In / 8 * kNext) {
+      for (int tap = 0; tap < 9; ++tap, weights += In / 16 * kNext) {
         add_tap<In>(x, rows, (tap / 3 * kWidth + tap % 3) * pitch(In), weights, kNext, z);
       }
     }
@@ -369,10 +382,10 @@ __device__ inline void convolve(const float* x, const float* packed, float* free
 // dx += the gradient of that convolution's input, from the plane dz (C channels). Where that is of a smaller level, dx
 // is spread: a lattice of every second pixel has one to four taps that reach it.
 template <int In, int C>
-__device__ inline void convolve_back(const float* dz, const float* packed, float* free, Tiles<In>& dx) {
+__device__ inline void convolve_back(const Factor* dz, const Factor* packed, float* parts, Tiles<In>& dx) {
   constexpr int kWidth = Level<C>::kSide + 2, kNext = In / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<true>(dz, reinterpret_cast<const float2*>(packed), free, dx);
+    add_quarters<true>(dz, reinterpret_cast<const Right*>(packed), parts, dx);
   } else if constexpr (In == C) {
     const int pixel = Level<C>::template pixel<false>(0, own_row());
     const int corner = (pixel / Level<C>::kSide * kWidth + pixel % Level<C>::kSide) * pitch(C) + own_column();
@@ -386,9 +399,9 @@ __device__ inline void convolve_back(const float* dz, const float* packed, float
       odd_y = y % 2, odd_x = x % 2;
       rows[i] = ((y / 2 + 1) * kWidth + x / 2 + 1) * pitch(C) + own_column();
     }
-    const float2* weights = own_weights<In>(packed);
+    const Right* weights = own_weights<In>(packed);
 #pragma unroll 1
-    for (int tap = 0; tap < 9; ++tap, weights += C / 8 * kNext) {
+    for (int tap = 0; tap < 9; ++tap, weights += C / 16 * kNext) {
       const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);
       if (y % 2 != 0 || x % 2 != 0) continue;
       add_tap<C>(dz, rows, (y / 2 * kWidth + x / 2) * pitch(C), weights, kNext, dx);
@@ -397,58 +410,61 @@ __device__ inline void convolve_back(const float* dz, const float* packed, float
 }
 
 // The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
-// output and 8 input channels down a strip of pixels, all nine taps: of three lines that they see two were there
-// before. x is the memory in which the warps' parts meet.
+// output and 8 input channels down a strip of eight pixels, two lines at a time, all nine taps: of the lines that those
+// see some were there before. The warps' parts meet in `parts`; down_x, down_dz: what undoes the planes' lifts.
 template <int In, int C>
-__device__ inline void weight_products(float* x, const float* dz, float* to) {
-  constexpr int kStep = In > 8 && In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
+__device__ inline void weight_products(const Factor* x, const Factor* dz, float* parts, float down_x, float down_dz,
+                                       float* to) {
+  constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
-  constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip eight pixels wide
-  static_assert(kParts == 1 || kParts * kSize == kTogether, "all parts in a plane");
-  static_assert(kTogether <= kPlane && kLines * 8 * kParts == Level<C>::kPixels && kSide % kLines == 0, "whole strips");
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip
+  static_assert(kParts == 1 || kParts * kSize == kTogether, "room for all parts");
+  static_assert(kLines % 2 == 0 && kSide % kLines == 0, "whole strips");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = lane / 8, column = lane % 8;
   const int part = kParts > 1 ? warp / kPairs : 0, left = part % (kSide / 8) * 8, top = part / (kSide / 8) * kLines;
 #pragma unroll 1
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
-    const int o = pair / (In / 8) * 16 + g, i = pair % (In / 8) * 8;
+    const int o = pair / (In / 8) * 16, i = pair % (In / 8) * 8;
+    // Rows of this lane in tiles: two lines of two groups of outputs; of inputs two lines of two columns, and a third.
+    const Factor* own = dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
+    const Factor* corner = x + (top * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
+    const Factor* two = corner + (tile / 2 * kWidth + tile % 2) * pitch(In);
+    const Factor* third = corner + (tile % 2 * kWidth + 2) * pitch(In);
     float sum[9][4] = {};
-    // A lane's two pixels are neighbours, in both factors: two pixels are eight banks from lane to lane.
-    const float* own = dz + Level<C>::place(top * kSide + left + 2 * t) + o;
-    const float* corner = x + (top * kStep * kWidth + (left + 2 * t) * kStep) * pitch(In) + i + g;
-    float near[3][3 + kStep];  // what they see in three lines; in the middle both see the same
-    const auto see = [&](int line, float (&to)[3 + kStep]) {
-#pragma unroll
-      for (int k = 0; k < 3 + kStep; ++k) to[k] = corner[(line * kWidth + k) * pitch(In)];
+    Pair near[3 + kStep][3];  // lines; columns that the taps see
+    const auto see = [&](int line, Pair(&first)[3], Pair(&second)[3]) {
+      Pair four[4], last[2];
+      load_turned(four, two + line * kWidth * pitch(In));
+      load_turned(last, third + line * kWidth * pitch(In));
+      first[0] = four[0], first[1] = four[1], first[2] = last[0];
+      second[0] = four[2], second[1] = four[3], second[2] = last[1];
     };
-#pragma unroll
-    for (int line = 0; line < 3 - kStep; ++line) see(line, near[line + kStep]);
+    see(0, near[2 * kStep], near[kStep == 1 ? 3 : 0]);
 #pragma unroll 4
-    for (int y = 0; y < kLines; ++y, own += (kSide + 2) * pitch(C)) {
-      const float a[4] = {own[0], own[8], own[pitch(C)], own[pitch(C) + 8]};
+    for (int y = 0; y < kLines; y += 2, own += 2 * (kSide + 2) * pitch(C)) {
+      Pair a[4];
+      load_turned(a, own);
 #pragma unroll
-      for (int line = 0; line < 3; ++line) {
-        if (line >= 3 - kStep) {
-          see(y * kStep + line, near[line]);
-          continue;
-        }
+      for (int k = 0; k < (3 - kStep) * 3; ++k) near[k / 3][k % 3] = near[k / 3 + 2 * kStep][k % 3];
 #pragma unroll
-        for (int k = 0; k < 3 + kStep; ++k) near[line][k] = near[line + kStep][k];
-      }
+      for (int k = 3 - kStep; k < 3 + kStep; k += 2) see(y * kStep + k, near[k], near[k + 1]);
 #pragma unroll
       for (int tap = 0; tap < 9; ++tap) {
-        add_product(sum[tap], a, make_float2(near[tap / 3][tap % 3], near[tap / 3][tap % 3 + kStep]));
+        add_product(sum[tap], a, Right{near[tap / 3][tap % 3], near[tap / 3 + kStep][tap % 3]});
       }
     }
-    if (kParts > 1) __syncthreads();  // all have read x; a single pair each
-    float4* out = reinterpret_cast<float4*>(kParts > 1 ? x + part * kSize : to) + pair * 9 * 32 + lane;
+    float4* out = reinterpret_cast<float4*>(kParts > 1 ? parts + part * kSize : to) + pair * 9 * 32 + lane;
 #pragma unroll
     for (int tap = 0; tap < 9; ++tap) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[tap][e] = sum[tap][e] * down_x * down_dz;
       out[tap * 32] = make_float4(sum[tap][0], sum[tap][1], sum[tap][2], sum[tap][3]);
     }
   }
+  if constexpr (kParts == 1) return;
   __syncthreads();
-  const float4* each = reinterpret_cast<const float4*>(x);
-  for (int k = threadIdx.x; kParts > 1 && k < kSize / 4; k += kThreads) {
+  const float4* each = reinterpret_cast<const float4*>(parts);
+  for (int k = threadIdx.x; k < kSize / 4; k += kThreads) {
     float4 sum = each[k];
 #pragma unroll
     for (int i = 1; i < kParts; ++i) {

@@ -47,7 +47,7 @@ struct Fiber {
   Index thread;
   int meetings;  // with its warp
 };
-using Board = float[2][32][6];  // what the lanes of a warp show each other; by turns, so that one wait is enough
+using Board = float[2][32][12];  // what the lanes of a warp show each other; by turns, so that one wait is enough
 
 inline std::vector<Fiber> fibers;
 inline std::vector<std::vector<float>> boards;
@@ -75,7 +75,7 @@ inline void live() {
 }
 
 // The lanes' places on their warp's board, for one exchange.
-inline float (*board())[6] {
+inline float (*board())[12] {
   auto& both = reinterpret_cast<Board&>(boards[current->thread.x / 32][0]);
   return both[current->meetings++ % 2];
 }
@@ -148,6 +148,22 @@ T __shfl_xor_sync(unsigned, T value, int far) {
   return value;
 }
 
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  for (int far = 16; far > 0; far /= 2) value = std::max(value, __shfl_xor_sync(~0u, value, far));
+  return value;
+}
+
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 template <typename T>
 T __ldcg(const T* at) {
   return *at;
@@ -177,35 +193,56 @@ inline void let_next_start() {}
 inline void wait_for_last() {}
 
 // Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
-inline float to_tf32(float value) { return value; }
-
-inline void fetch_far(const float*) {}
-inline void fetch_near(const float*) {}
-
-inline void load_rows(float (&a)[4], const float* row) {
-  const auto board = emulator::board();
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) std::abort();
-  std::memcpy(board[lane], &row, sizeof(row));
-  emulator::wait(emulator::Waits::kForWarp);
-  for (int i = 0; i < 4; ++i) {
-    const float* from;
-    std::memcpy(&from, board[8 * i + g], sizeof(from));
-    a[i] = from[t];
-  }
+using Factor = float;
+struct Pair {
+  float of[2];
+};
+struct Right {
+  Pair at[2];
+};
+inline Pair to_pair(float first, float second) {
+  if (std::abs(first) > 65504 || std::abs(second) > 65504) std::abort();  // a half float would be infinite
+  return {{first, second}};
 }
 
-inline void add_product(float (&sum)[4], const float (&a)[4], float2 b) {
+inline void fetch_far(const void*) {}
+inline void fetch_near(const void*) {}
+
+// Rows of tiles, as the lanes say where they are.
+inline const float* const* shown(const float* row) {
+  static const float* rows[32];
+  const auto board = emulator::board();
+  if ((row - emulator::memory.data()) % 8 != 0) std::abort();
+  std::memcpy(board[threadIdx.x % 32], &row, sizeof(row));
+  emulator::wait(emulator::Waits::kForWarp);
+  for (int i = 0; i < 32; ++i) std::memcpy(&rows[i], board[i], sizeof(row));
+  return rows;
+}
+inline void load_rows(Pair (&to)[4], const float* row) {
+  const auto rows = shown(row);
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int i = 0; i < 4; ++i) to[i] = {{rows[8 * i + g][2 * t], rows[8 * i + g][2 * t + 1]}};
+}
+template <int kTiles>
+inline void load_turned(Pair (&to)[kTiles], const float* row) {
+  const auto rows = shown(row);
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int i = 0; i < kTiles; ++i) to[i] = {{rows[8 * i + 2 * t][g], rows[8 * i + 2 * t + 1][g]}};
+}
+
+inline void add_product(float (&sum)[4], const Pair (&a)[4], const Right& b) {
   const auto board = emulator::board();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  std::copy(a, a + 4, board[lane]);
-  board[lane][4] = b.x, board[lane][5] = b.y;
+  for (int i = 0; i < 8; ++i) board[lane][i] = a[i / 2].of[i % 2];
+  for (int i = 0; i < 4; ++i) board[lane][8 + i] = b.at[i / 2].of[i % 2];
   emulator::wait(emulator::Waits::kForWarp);
   for (int e = 0; e < 4; ++e) {
     const int row = g + e / 2 * 8, column = 2 * t + e % 2;
     float product = 0;
-    for (int k = 0; k < 8; ++k) {
-      product += board[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] * board[column * 4 + k % 4][4 + k / 4];
+    for (int k = 0; k < 16; ++k) {
+      const int lanes = k % 8 / 2, pair = k / 8;
+      product += board[row % 8 * 4 + lanes][(row / 8 + pair * 2) * 2 + k % 2] *
+                 board[column * 4 + lanes][8 + pair * 2 + k % 2];
     }
     sum[e] += product;
   }

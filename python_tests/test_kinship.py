@@ -99,7 +99,7 @@ class Twin:
         self.centre = weights / max(weights.sum(), 1e-300)
         rows = rows[[senders.index(k) for k in chosen]]
         lengths = np.linalg.norm(rows, axis=1)
-        return (rows * np.minimum(1, np.median(lengths) / lengths)[:, None]).mean(0)
+        return (rows * np.minimum(1, usual / lengths)[:, None]).mean(0)
 
     def apart(self):
         """Products of differences to the centre, one by one."""
@@ -210,6 +210,22 @@ def test_the_model_goes_where_honest_clients_pull(dtype):
         return float(torch.nn.functional.cosine_similarity(a, there, dim=0))
 
     assert cosine(robust) > 0.97 and cosine(plain) < 0.7
+
+
+def test_long_noise_is_cut_though_most_of_those_left_send_it(device, dtype):
+    """Three of six honest clients are alike and left out; four send noise a hundred times as long as an update."""
+    alike, honest, clients = 3, 6, 10
+    means = np.zeros((clients, SIZE))
+    means[range(honest), [0] * alike + [1, 2, 3]] = 1
+    server = make(device, clients=clients, dtype=dtype, filter=False)
+    longest, steps = 0, []
+    for client, update in uploads(means, 400):
+        longest = max(longest, np.linalg.norm(update))
+        before = server.model.clone()
+        drive(server, [(client, 100 * update if client >= honest else update)])
+        steps.append(float((server.model - before).norm()) / server.lr)
+    assert left_out(server) == [*range(alike)]
+    assert 0.1 * longest < max(steps[200:]) < longest
 
 
 def test_names_and_units_of_clients_do_not_matter(dtype):

@@ -37,7 +37,7 @@ def centered_clip(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     for _ in range(config.iterations):
         distance = _distances(gram, weights)[:n]
         radius = median_of(distance, mask) if config.radius is None else config.radius
-        pull = _shorten(distance, radius) * mean(gram, mask, config)  # (n)
+        pull = shorten(distance, radius) * mean(gram, mask, config)  # (n)
         weights = weights * (1 - pull.sum()) + torch.nn.functional.pad(pull, (0, 1))
     return weights
 
@@ -98,7 +98,7 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
     "spectral": spectral,
     "krum": krum,
     "geometric_median": geometric_median,
-    "kinship": clipped_mean,  # of those whom kinship.py has left in mask
+    "kinship": mean,  # of those whom kinship.py has left in mask; rowwise.py cuts them
 }
 
 
@@ -152,10 +152,10 @@ def _distances(gram: Tensor, weights: Tensor) -> Tensor:
 def _clip(gram: Tensor, mask: Tensor) -> Tensor:
     """(r): what cuts every row to the median norm."""
     norms = _norms(gram)
-    return _shorten(norms, median_of(norms, mask))
+    return shorten(norms, median_of(norms, mask))
 
 
-def _shorten(lengths: Tensor, most: Tensor | float) -> Tensor:
+def shorten(lengths: Tensor, most: Tensor | float) -> Tensor:
     """What to multiply vectors with so that none is longer than `most`, which may be 0 or inf."""
     return torch.where(lengths > most, most / lengths, 1)
 

@@ -7,7 +7,7 @@ from . import ops
 from .config import Config
 from .history import History
 from .kinship import Kinship
-from .row_rules import WEIGHTS, bucketed, median_of
+from .row_rules import WEIGHTS, bucketed, median_of, shorten
 
 STRETCH = 2**22  # values made float64 at a time for inner products: no copy of the whole history
 LONGEST = 1e300  # a row with a square above takes no part: sums of such squares would leave the float64s
@@ -60,7 +60,8 @@ class RowWise:
                 along, lengths = inner(history.last_updates, update), row_lengths(history.last_updates)
             else:
                 lengths = self.products.diagonal().sqrt()
-            usual = median_of(products.diagonal().sqrt(), mask)
+            norms = products.diagonal().sqrt()
+            usual = median_of(norms, mask)
             known = history.seen.index_select(0, client)
             self.kinship.meet(client, along, square.sqrt(), lengths, usual, known & stored)
             mask = self.kinship.kept(mask)
@@ -68,6 +69,8 @@ class RowWise:
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)
+        if self.kinship:
+            weights *= shorten(norms, usual)  # of all, not of the kept: attackers may be most of these
         own, others = weights.index_select(0, client), weights.index_fill(0, client, 0)
         direction = others @ rows + own * update
         if of_centre is not None:

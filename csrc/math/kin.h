@@ -45,7 +45,7 @@ struct Choice {
 
 // Memory that `choose` works in, near its threads.
 struct Table {
-  static constexpr int kParts = 32, kFound = 12;
+  static constexpr int kParts = 32, kFound = 9;
   double* norms;    // (n): of the rows as this round has them
   double* lengths;  // (n): of the last updates, then of the mean ones
   double* values;   // (n): what a median is taken of, or the pull of each client
@@ -253,18 +253,13 @@ SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, doubl
     const double least = b.turned * fmax(table.lengths[k] * found[5], b.least_sum);
     if ((table.is[k] & Table::kKnown) && table.values[k] < least) table.is[k] &= ~Table::kKept;
   }
+  team.sync();
 }
 
-// Mean of the kept rows, each cut to their median norm: the rows with their weights, in their order, and the update's.
+// Mean of the kept rows, none longer than `usual`: the rows with their weights, in their order, and the update's.
 template <typename Team>
-SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double* found, Choice* out) {
+SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double usual, Choice* out) {
   const int n = static_cast<int>(r.n), client = out->verdict.client;
-  SECUREAFL_ROLLED
-  for (int k = team.rank(); k < n; k += Team::kSize) {  // each thread those that it kept
-    table.values[k] = table.is[k] & Table::kKept ? table.norms[k] : INFINITY;
-  }
-  team.sync();
-  const double most = median_of(team, table.values, n, found);
   SECUREAFL_ROLLED
   for (int i = team.down(); i < n; i += Team::kDown) {
     int place = 0, count = 0;
@@ -278,7 +273,7 @@ SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, doub
     if (team.across() != 0) continue;
     const bool kept = table.is[i] & Table::kKept;
     const double norm = table.norms[i];
-    const float weight = kept ? static_cast<float>(1.0 / count * (norm > most ? most / norm : 1)) : 0.0f;
+    const float weight = kept ? static_cast<float>(1.0 / count * (norm > usual ? usual / norm : 1)) : 0.0f;
     if (i == client) {
       out->own = weight;
       out->count = count - kept;
@@ -334,8 +329,8 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   }
   team.sync();
   keep(team, r, table, table.found + 2);  // and (6) of it
-  weigh(team, r, table, table.found + 8, out);
-  settle(team, r, table, table.found + 10);
+  weigh(team, r, table, usual, out);      // of all, not of the kept: attackers may be most of these
+  settle(team, r, table, table.found + 8);
 }
 
 // A coordinate of the update as it takes part and is stored.

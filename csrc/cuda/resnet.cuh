@@ -115,9 +115,6 @@ struct Image {
   __device__ const Factor* packed(int conv, bool back) const {
     return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
   }
-  // What undoes the lift of the plane that a convolution reads; of its weights.
-  __device__ float down(int conv) const { return 1 / at.lift[conv]; }
-  __device__ float down_weights(int conv) const { return 1 / net.measures[conv]; }
   __device__ int gamma(int conv) const {
     const int real = conv == 0 ? net.channels : inputs_of(conv);
     return net.weight[conv] + channels_of(conv) * real * 9;
@@ -129,6 +126,13 @@ struct Image {
   __device__ float* norm_part(int conv) const { return part + net.packs + net.norm[conv]; }
   __device__ float* head_part() const { return part + net.packs + net.norms; }
 };
+
+// A convolution's weights, on their way to where they are read: they are there after await_copies and a barrier.
+__device__ inline void fetch_weights(const Image& image, int conv, bool back) {
+  Factor* to = image.at.weights_of(channels_of(conv));
+  const Factor* from = image.packed(conv, back);
+  for (int i = threadIdx.x * 8; i < weights_of(conv); i += kThreads * 8) copy_ahead(to + i, from + i);
+}
 
 // z -> normalized, weighted and shifted
 struct Norm {
@@ -222,8 +226,8 @@ __device__ inline void forward(const Image& image, int conv) {
   const bool ends = conv % 2 == 0;
   Tiles<C> z = {}, past = {};
   Norms<C> norms(image, conv);
-  const float down = image.down(conv), down_weights = image.down_weights(conv);
-  convolve<In, C>(image.at.x, image.packed(conv, false), image.at.parts, z);
+  convolve<In, C>(image.at, z);
+  const float down = inverse(image.at.lift[conv]), down_weights = inverse(image.at.lift_weights[conv]);
   for_tiles<C>([&](int i, int j, int e) { z[i][j][e] = z[i][j][e] * down * down_weights; });
   if (In == C && ends && conv > 0) {
     const float* from = image.memory + image.net.a[conv / 2 - 1];
@@ -234,8 +238,8 @@ __device__ inline void forward(const Image& image, int conv) {
     }
   }
   if (kKeep) store_tiles<C, false>(z, image.memory + image.net.z[conv]);
-  if (conv + 1 < kConvs) expect_weights(image.packed(conv + 1, false), weights_of(conv + 1));
   take_moments<C>(image, conv, z, norms);
+  if (conv + 1 < kConvs) fetch_weights(image, conv + 1, false);  // all have read this one's
   if (In != C) clear_plane<C>(image.at.x);  // a frame of another size
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
@@ -243,6 +247,7 @@ __device__ inline void forward(const Image& image, int conv) {
   });
   store_plane<C>(z, image.at.lift[conv + 1], image.at.x);
   if (ends) store_tiles<C, false>(z, image.memory + image.net.a[conv / 2]);
+  await_copies();
   __syncthreads();
 }
 
@@ -256,6 +261,7 @@ __device__ inline void take_lifts(const Image& image) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   most = most_of_warp(image.at.most[lane % kSixteen]);
+  if (lane < kConvs) image.at.lift_weights[lane] = image.net.measures[lane];
   if (lane > 0) return;
   const float* bounds = image.net.measures + kConvs;
   image.at.lift[0] = lift_of(most);
@@ -282,9 +288,11 @@ __device__ inline void load_image(const Image& image) {
 // The image through all convolutions; the last block's output is a[kBlocks].
 template <bool kKeep>
 __device__ inline void forward_all(const Image& image) {
+  fetch_weights(image, 0, false);
   take_lifts(image);
   __syncthreads();
   load_image(image);
+  await_copies();
   __syncthreads();
   // Loops: the code of each is long, and read from far away when it is new.
 #pragma unroll 1

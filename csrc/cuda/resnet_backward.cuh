@@ -50,13 +50,6 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& dy
   return lift;
 }
 
-// The gradient of a convolution's weights, from the planes x and dz.
-template <int In, int C>
-__device__ inline void weight_backward(const Image& image, int conv, float down_dz) {
-  weight_products<In, C>(image.at.x, image.at.dz, image.at.parts, image.down(conv), down_dz,
-                         image.part + image.net.packed[conv]);
-}
-
 // What the convolution `conv` convolved: a block's input, or of the first convolution's output what is normalized.
 __device__ inline const float* input_of(const Image& image, int conv) {
   return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
@@ -72,47 +65,49 @@ __device__ inline void load_input(const Image& image, int conv, Tiles<In>& input
   });
 }
 
-// A convolution of level C, from one of level In, with its norm: dy, the gradient of the norm's output -> its weights',
-// and dx, that of its input, spread where the levels differ. open: where the ReLU that made the input lets through.
+// A convolution of level C, from one of level In, and the plane dz, whose lift that is: the gradient of its weights, and
+// dx, that of its input, spread where the levels differ, with what goes past its block where it begins one. open: where
+// the ReLU that made the input lets through.
 template <int In, int C>
-__device__ inline void conv_backward(const Image& image, int conv, Tiles<C>& dy, Tiles<In>& dx, uint32_t& open) {
-  const float down_dz = 1 / norm_backward<C>(image, conv, dy), down_weights = image.down_weights(conv);
+__device__ inline void conv_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx, uint32_t& open) {
+  Shared& at = image.at;
+  fetch_weights(image, conv, true);  // all have left the last convolution
   load_input<In>(image, conv, dx);
-  if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));
+  expect(input_of(image, conv - 1), inputs_of(conv - 1));
   if (conv % 2) expect(image.memory + image.net.z[conv - 1], In);
-  expect_weights(image.packed(conv, true), C * In * 9);
   open = open_of<In>(dx);
-  store_plane<In>(dx, image.at.lift[conv], image.at.x);
-  clear_frame<In>(image.at.x);
-  __syncthreads();
-  weight_backward<In, C>(image, conv, down_dz);
+  store_plane<In>(dx, at.lift[conv], at.x);
+  if (In != C) clear_frame<In>(at.x);
   for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
-  convolve_back<In, C>(image.at.dz, image.packed(conv, true), image.at.parts, dx);
+  if (In == C && conv % 2) load_tiles<In, false>(image.past(conv), dx);
+  await_copies();
+  __syncthreads();
+  const float lift_weights = at.lift_weights[conv], down_dz = inverse(lift_dz), down_weights = inverse(lift_weights);
+  weight_products<In, C>(at, inverse(at.lift[conv]), down_dz, image.part + image.net.packed[conv]);
+  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = dx[i][j][e] * lift_dz * lift_weights; });
+  convolve_back<In, C>(at, dx);
   for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = dx[i][j][e] * down_dz * down_weights; });
 }
 
-// The convolutions of a level whose input is of that level too, the last one first: dy, the gradient of the last
-// block's output -> that of the input.
+// The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
+// first convolution, which comes from elsewhere, and its lift.
 template <int C>
-__device__ inline void level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
+__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
 #pragma unroll 1
-  for (int conv = last; conv >= first; --conv) {
+  for (int conv = last;; --conv) {
     pass<C>(open, dy);
-    if (conv % 2 == 0) store_tiles<C, false>(dy, image.past(conv));
-    conv_backward<C, C>(image, conv, dy, dy, open);
-    if (conv % 2 == 0) continue;
-    Tiles<C> past;
-    load_tiles<C, false>(image.past(conv), past);
-    for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] += past[i][j][e]; });
+    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
+    const float lift = norm_backward<C>(image, conv, dy);
+    if (conv == first) return lift;
+    conv_backward<C, C>(image, conv, lift, dy, open);
   }
 }
 
-// The first convolution of a level: the same, to the level before. Ends with the plane dz free for that.
+// The first convolution of a level, which comes from the one before. Ends with the plane dz free for that.
 template <int In, int C>
-__device__ inline void halving_backward(const Image& image, int conv, Tiles<C>& dy, Tiles<In>& dx, uint32_t& open) {
+__device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
   float* other = image.past(conv - 1);
-  pass<C>(open, dy);
-  conv_backward<In, C>(image, conv, dy, dx, open);
+  conv_backward<In, C>(image, conv, lift, dx, open);
   for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
     const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
     if (y % 2 || x % 2) return;
@@ -169,16 +164,14 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   uint32_t open = take_outputs(image);
   head_backward(image, i, d64);
   clear_plane<64>(at.dz);
-  level_backward<64>(image, 14, 18, d64, open);
-  halving_backward<32, 64>(image, 13, d64, d32, open);
-  level_backward<32>(image, 8, 12, d32, open);
-  halving_backward<16, 32>(image, 7, d32, d16, open);
-  level_backward<16>(image, 1, 6, d16, open);
-  pass<16>(open, d16);
-  const float down_dz = 1 / norm_backward<16>(image, 0, d16);
+  float lift = level_backward<64>(image, 13, 18, d64, open);
+  halving_backward<32, 64>(image, 13, lift, d32, open);
+  lift = level_backward<32>(image, 7, 12, d32, open);
+  halving_backward<16, 32>(image, 7, lift, d16, open);
+  lift = level_backward<16>(image, 0, 6, d16, open);
   load_image(image);
   __syncthreads();
-  weight_backward<16, 16>(image, 0, down_dz);
+  weight_products<16, 16>(at, inverse(at.lift[0]), inverse(lift), image.part + net.packed[0]);
 }
 
 // Where a number of an image's gradient belongs in a vector; -1: nowhere.

@@ -20,17 +20,22 @@ constexpr int kTogether = 18432;                      // numbers of all warps' p
 __device__ constexpr int pitch(int channels) { return channels + 8; }
 
 struct Shared {
-  Factor x[kPlane];                // what is convolved
-  Factor dz[kPlane];               // gradient of a convolution's output
-  float parts[kTogether];          // of sums over channels or pixels, where warps share one
-  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
-  uint32_t most[kSixteen];         // of each warp's numbers
-  float lift[kConvs + 1];          // of the plane that a convolution reads
-  float2 moments[kConvs * 8];      // mean and 1 / deviation of each convolution's groups
+  Factor x[kPlane];               // what is convolved
+  Factor dz[kPlane];              // gradient of a convolution's output
+  Factor many[9 * 64 * 64];       // the smallest level's weights; elsewhere kTogether floats, see weight_products
+  Factor weights[9 * 32 * 32];    // the other levels'
+  float2 groups[kSixteen * 2];    // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kSixteen * 16]; // two sums over each warp's pixels: (kDown, C)
+  uint32_t most[kSixteen];        // of each warp's numbers
+  float lift[kConvs + 1];         // of the plane that a convolution reads
+  float lift_weights[kConvs];
+  float2 moments[kConvs * 8];     // mean and 1 / deviation of each convolution's groups
   float features[64];
   float logits[256];
+
+  __device__ Factor* weights_of(int channels) { return channels == 64 ? many : weights; }
 };
+static_assert(sizeof(Shared::many) >= kTogether * sizeof(float), "room for all parts");
 
 // The largest of numbers that are not negative, as bits; NaN is the largest of all.
 __device__ inline uint32_t bits_of(float value) { return __float_as_uint(fabsf(value)); }
@@ -44,6 +49,7 @@ __device__ inline float lift_of(uint32_t most) {
   return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 27 ? 27 : exponent > 227 ? 227 : exponent) << 23);
 }
 __device__ inline float lift_of(float most) { return lift_of(bits_of(most)); }
+__device__ inline float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
 template <int C>
 struct Level {
@@ -190,12 +196,6 @@ __device__ inline void expect(const float* tiles, int channels) {
   constexpr int kLine = 32;
   if (threadIdx.x * channels < kLargest / kLine * 16) fetch_far(tiles + threadIdx.x * kLine);
 }
-// So are a convolution's weights, at once; of many the first, for the L1 cache would not hold all.
-__device__ inline void expect_weights(const Factor* packed, int count) {
-  const int line = threadIdx.x * 64;
-  if (line < count && line < 9 * 64 * 32) fetch_near(packed + line);
-}
-
 // A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
 struct Two {
   float of[2];
@@ -305,10 +305,11 @@ __device__ inline void add_columns(const Factor* corner, int line, const Right* 
 }
 
 // The same of the smallest level, where each warp would read many weights for its one tile: here four warps work on the
-// same quarter of the output, a quarter of the channels each, and add up in `parts`.
+// same quarter of the output, a quarter of the channels each, and add up in what this level leaves of the planes.
 template <bool kBack>
-__device__ inline void add_quarters(const Factor* plane, const Right* packed, float* parts, Tiles<64>& to) {
+__device__ inline void add_quarters(Shared& at, Tiles<64>& to) {
   constexpr int kSide = Level<64>::kSide, kWidth = kSide + 2;
+  static_assert((kPlane - Level<64>::kFactors) * sizeof(Factor) >= 2 * 64 * 64 * sizeof(float), "two in each plane");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tile of pixels, of channels
   const Factor* corner[2];
@@ -316,9 +317,10 @@ __device__ inline void add_quarters(const Factor* plane, const Right* packed, fl
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int pixel = (lower + i) * 16 + own_row();
-    corner[i] = plane + (pixel / kSide * kWidth + pixel % kSide) * pitch(64) + part * 16 + own_column();
+    const int place = (pixel / kSide * kWidth + pixel % kSide) * pitch(64) + part * 16 + own_column();
+    corner[i] = (kBack ? at.dz : at.x) + place;
   }
-  packed += (part * 8 + right) * 32 + lane;
+  const Right* packed = reinterpret_cast<const Right*>(at.many) + (part * 8 + right) * 32 + lane;
 #pragma unroll 3
   for (int tap = 0; tap < 9; ++tap) {
     Right b[4];
@@ -332,17 +334,19 @@ __device__ inline void add_quarters(const Factor* plane, const Right* packed, fl
       for (int j = 0; j < 4; ++j) add_product(sum[i][j], a, b[j]);
     }
   }
-  float4* all = reinterpret_cast<float4*>(parts);  // (4 parts, 4 tiles of pixels, 8 of channels, 32)
+  const auto parts = [&](int k) {  // (4 tiles of pixels, 8 of channels, 32)
+    return reinterpret_cast<float4*>((k / 2 ? at.dz : at.x) + Level<64>::kFactors) + k % 2 * 4 * 8 * 32;
+  };
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float (&four)[4] = sum[i / 4][i % 4];
-    all[((part * 4 + lower + i / 4) * 8 + right + i % 4) * 32 + lane] = make_float4(four[0], four[1], four[2], four[3]);
+    parts(part)[((lower + i / 4) * 8 + right + i % 4) * 32 + lane] = make_float4(four[0], four[1], four[2], four[3]);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int j = i % 2;
-    const float4 four = all[((i / 2 * 4 + Level<64>::down()) * 8 + Level<64>::group(j)) * 32 + lane];
+    const float4 four = parts(i / 2)[(Level<64>::down() * 8 + Level<64>::group(j)) * 32 + lane];
     to[0][j][0] += four.x, to[0][j][1] += four.y, to[0][j][2] += four.z, to[0][j][3] += four.w;
   }
 }
@@ -352,14 +356,14 @@ __device__ inline const Right* own_weights(const Factor* packed) {
   return reinterpret_cast<const Right*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
 }
 
-// z += the 3 x 3 convolution of the plane x (In channels), over every second pixel where that is of a larger level;
-// `parts` is memory for it.
+// z += the 3 x 3 convolution of the plane x (In channels) with the weights, over every second pixel where that is of a
+// larger level.
 template <int In, int C>
-__device__ inline void convolve(const Factor* x, const Factor* packed, float* parts, Tiles<C>& z) {
+__device__ inline void convolve(Shared& at, Tiles<C>& z) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kNext = C / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<false>(x, reinterpret_cast<const Right*>(packed), parts, z);
+    add_quarters<false>(at, z);
   } else {
     int rows[Level<C>::kTall];  // of the first taps
 #pragma unroll
@@ -367,13 +371,13 @@ __device__ inline void convolve(const Factor* x, const Factor* packed, float* pa
       const int pixel = Level<C>::template pixel<false>(i, own_row());
       rows[i] = (pixel / kSide * kStep * kWidth + pixel % kSide * kStep) * pitch(In) + own_column();
     }
-    const Right* weights = own_weights<C>(packed);
+    const Right* weights = own_weights<C>(at.weights_of(C));
     if constexpr (kStep == 1) {
-      add_columns<In, false>(x + rows[0], kWidth * pitch(In), weights, kNext, z);
+      add_columns<In, false>(at.x + rows[0], kWidth * pitch(In), weights, kNext, z);
     } else {
 #pragma unroll 1
       for (int tap = 0; tap < 9; ++tap, weights += In / 16 * kNext) {
-        add_tap<In>(x, rows, (tap / 3 * kWidth + tap % 3) * pitch(In), weights, kNext, z);
+        add_tap<In>(at.x, rows, (tap / 3 * kWidth + tap % 3) * pitch(In), weights, kNext, z);
       }
     }
   }
@@ -382,14 +386,14 @@ __device__ inline void convolve(const Factor* x, const Factor* packed, float* pa
 // dx += the gradient of that convolution's input, from the plane dz (C channels). Where that is of a smaller level, dx
 // is spread: a lattice of every second pixel has one to four taps that reach it.
 template <int In, int C>
-__device__ inline void convolve_back(const Factor* dz, const Factor* packed, float* parts, Tiles<In>& dx) {
+__device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
   constexpr int kWidth = Level<C>::kSide + 2, kNext = In / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<true>(dz, reinterpret_cast<const Right*>(packed), parts, dx);
+    add_quarters<true>(at, dx);
   } else if constexpr (In == C) {
     const int pixel = Level<C>::template pixel<false>(0, own_row());
     const int corner = (pixel / Level<C>::kSide * kWidth + pixel % Level<C>::kSide) * pitch(C) + own_column();
-    add_columns<C, true>(dz + corner, kWidth * pitch(C), own_weights<In>(packed), kNext, dx);
+    add_columns<C, true>(at.dz + corner, kWidth * pitch(C), own_weights<In>(at.weights_of(C)), kNext, dx);
   } else {
     int rows[Level<In>::kTall], odd_y = 0, odd_x = 0;
 #pragma unroll
@@ -399,35 +403,35 @@ __device__ inline void convolve_back(const Factor* dz, const Factor* packed, flo
       odd_y = y % 2, odd_x = x % 2;
       rows[i] = ((y / 2 + 1) * kWidth + x / 2 + 1) * pitch(C) + own_column();
     }
-    const Right* weights = own_weights<In>(packed);
+    const Right* weights = own_weights<In>(at.weights_of(C));
 #pragma unroll 1
     for (int tap = 0; tap < 9; ++tap, weights += C / 16 * kNext) {
       const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);
       if (y % 2 != 0 || x % 2 != 0) continue;
-      add_tap<C>(dz, rows, (y / 2 * kWidth + x / 2) * pitch(C), weights, kNext, dx);
+      add_tap<C>(at.dz, rows, (y / 2 * kWidth + x / 2) * pitch(C), weights, kNext, dx);
     }
   }
 }
 
 // The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
 // output and 8 input channels down a strip of eight pixels, two lines at a time, all nine taps: of the lines that those
-// see some were there before. The warps' parts meet in `parts`; down_x, down_dz: what undoes the planes' lifts.
+// see some were there before. The warps' parts meet in at.many. down_x, down_dz: what undoes the planes' lifts.
 template <int In, int C>
-__device__ inline void weight_products(const Factor* x, const Factor* dz, float* parts, float down_x, float down_dz,
-                                       float* to) {
+__device__ inline void weight_products(Shared& at, float down_x, float down_dz, float* to) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
   constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip
-  static_assert(kParts == 1 || kParts * kSize == kTogether, "room for all parts");
+  static_assert(C == 64 ? kParts == 1 : kParts * kSize == kTogether, "parts are not where weights are");
   static_assert(kLines % 2 == 0 && kSide % kLines == 0, "whole strips");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = lane / 8, column = lane % 8;
+  float* parts = reinterpret_cast<float*>(at.many);
   const int part = kParts > 1 ? warp / kPairs : 0, left = part % (kSide / 8) * 8, top = part / (kSide / 8) * kLines;
 #pragma unroll 1
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
     const int o = pair / (In / 8) * 16, i = pair % (In / 8) * 8;
     // Rows of this lane in tiles: two lines of two groups of outputs; of inputs two lines of two columns, and a third.
-    const Factor* own = dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
-    const Factor* corner = x + (top * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
+    const Factor* own = at.dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
+    const Factor* corner = at.x + (top * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
     const Factor* two = corner + (tile / 2 * kWidth + tile % 2) * pitch(In);
     const Factor* third = corner + (tile % 2 * kWidth + 2) * pitch(In);
     float sum[9][4] = {};

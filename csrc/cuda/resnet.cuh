@@ -227,8 +227,7 @@ __device__ inline void forward(const Image& image, int conv) {
   Tiles<C> z = {}, past = {};
   Norms<C> norms(image, conv);
   convolve<In, C>(image.at, z);
-  const float down = inverse(image.at.lift[conv]), down_weights = inverse(image.at.lift_weights[conv]);
-  for_tiles<C>([&](int i, int j, int e) { z[i][j][e] = z[i][j][e] * down * down_weights; });
+  scale<C>(z, inverse(image.at.lift[conv] * image.at.lift_weights[conv]));
   if (In == C && ends && conv > 0) {
     const float* from = image.memory + image.net.a[conv / 2 - 1];
     if (C > 16 && inputs_of(conv - 1) != C) {
@@ -240,7 +239,7 @@ __device__ inline void forward(const Image& image, int conv) {
   if (kKeep) store_tiles<C, false>(z, image.memory + image.net.z[conv]);
   take_moments<C>(image, conv, z, norms);
   if (conv + 1 < kConvs) fetch_weights(image, conv + 1, false);  // all have read this one's
-  if (In != C) clear_plane<C>(image.at.x);  // a frame of another size
+  if (In != C) clear_plane<C>(image.at.x);                       // a frame of another size
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
     z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + past[i][j][e]);

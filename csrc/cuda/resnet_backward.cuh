@@ -7,12 +7,13 @@
 namespace secureafl::cuda {
 
 // dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz, whose lift it returns.
-template <int C>
-__device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& dy) {
+// z: what the convolution gave; that, normalized, afterwards. All have left the last convolution when it calls
+// `meanwhile`, for what takes time.
+template <int C, typename What>
+__device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z, Tiles<C>& dy, const What& meanwhile) {
   constexpr int kDown = Level<C>::kDown;
   constexpr float kCount = 8 * Level<C>::kPixels;
-  Tiles<C> normal;  // what the convolution gave, normalized
-  load_tiles<C, false>(image.memory + image.net.z[conv], normal);
+  Tiles<C>& normal = z;
   const Norms<C> norms = norms_of<C>(image, conv);
   uint32_t most = 0;
   float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
@@ -34,6 +35,7 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& dy
   float2* parts = image.at.groups + Level<C>::group(own_j) * kDown;
   if (threadIdx.x % 4 == 0 && !own_e) (&parts[Level<C>::down()].x)[own_sum] = whole;
   __syncthreads();
+  meanwhile();
   for (int c = threadIdx.x; c < C; c += kThreads) {
     const float2 total = total_of<C>(image.at, c);
     image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
@@ -50,68 +52,91 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& dy
   return lift;
 }
 
-// What the convolution `conv` convolved: a block's input, or of the first convolution's output what is normalized.
+// Where that lies which the convolution `conv` convolved: a block's input, or the first convolution's output.
 __device__ inline const float* input_of(const Image& image, int conv) {
   return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
 }
+// What lies there -> the plane x, and where the ReLU that made it lets through.
 template <int In>
-__device__ inline void load_input(const Image& image, int conv, Tiles<In>& input) {
-  load_tiles<In, false>(input_of(image, conv), input);
-  if (conv % 2) return;
-  const Norms<In> norms = norms_of<In>(image, conv - 1);
-  for_tiles<In>([&](int i, int j, int e) {
-    const Norm& norm = norms(j, e);
-    input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
-  });
+__device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& input) {
+  if (conv % 2 == 0) {
+    const Norms<In> norms = norms_of<In>(image, conv - 1);
+    for_tiles<In>([&](int i, int j, int e) {
+      const Norm& norm = norms(j, e);
+      input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
+    });
+  }
+  store_plane<In>(input, image.at.lift[conv], image.at.x);
+  return open_of<In>(input);
 }
 
-// A convolution of level C, from one of level In, and the plane dz, whose lift that is: the gradient of its weights, and
-// dx, that of its input, spread where the levels differ, with what goes past its block where it begins one. open: where
-// the ReLU that made the input lets through.
+// The gradient of a convolution's weights, once the planes x and dz are there, and its weights.
 template <int In, int C>
-__device__ inline void conv_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx, uint32_t& open) {
-  Shared& at = image.at;
-  fetch_weights(image, conv, true);  // all have left the last convolution
-  load_input<In>(image, conv, dx);
-  expect(input_of(image, conv - 1), inputs_of(conv - 1));
-  if (conv % 2) expect(image.memory + image.net.z[conv - 1], In);
-  open = open_of<In>(dx);
-  store_plane<In>(dx, at.lift[conv], at.x);
-  if (In != C) clear_frame<In>(at.x);
-  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
-  if (In == C && conv % 2) load_tiles<In, false>(image.past(conv), dx);
+__device__ inline void weights_backward(const Image& image, int conv, float lift_dz) {
   await_copies();
   __syncthreads();
-  const float lift_weights = at.lift_weights[conv], down_dz = inverse(lift_dz), down_weights = inverse(lift_weights);
-  weight_products<In, C>(at, inverse(at.lift[conv]), down_dz, image.part + image.net.packed[conv]);
-  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = dx[i][j][e] * lift_dz * lift_weights; });
-  convolve_back<In, C>(at, dx);
-  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = dx[i][j][e] * down_dz * down_weights; });
+  weight_products<In, C>(image.at, inverse(image.at.lift[conv] * lift_dz), image.part + image.net.packed[conv]);
+}
+
+// The gradient of its input, spread where the levels differ, which is added to dx.
+template <int In, int C>
+__device__ inline void input_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx) {
+  const float lift = lift_dz * image.at.lift_weights[conv];
+  scale<In>(dx, lift);
+  convolve_back<In, C>(image.at, dx);
+  scale<In>(dx, inverse(lift));
 }
 
 // The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
-// first convolution, which comes from elsewhere, and its lift.
+// first convolution, which comes from elsewhere, and its lift. open: where the ReLU lets through that made the level's
+// output -> its input. Everything is asked for some time before it is needed.
 template <int C>
 __device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
+  constexpr bool kRoom = C > 16;  // for three tiles in registers
+  Tiles<C> z, input;
+  load_tiles<C, false>(image.memory + image.net.z[last], z);
 #pragma unroll 1
   for (int conv = last;; --conv) {
     pass<C>(open, dy);
     if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
-    const float lift = norm_backward<C>(image, conv, dy);
+    const float lift = norm_backward<C>(image, conv, z, dy, [&] {
+      if (conv > 0) fetch_weights(image, conv, true);
+      if (kRoom && conv > first) load_tiles<C, false>(input_of(image, conv), input);
+    });
     if (conv == first) return lift;
-    conv_backward<C, C>(image, conv, lift, dy, open);
+    if (!kRoom) load_tiles<C, false>(input_of(image, conv), input);
+    expect(input_of(image, conv - 1), inputs_of(conv - 1));
+    if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
+    open = store_input<C>(image, conv, input);
+    weights_backward<C, C>(image, conv, lift);
+    if (conv % 2) {
+      load_tiles<C, false>(image.past(conv), dy);
+    } else {
+      for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
+    }
+    load_tiles<C, false>(image.memory + image.net.z[conv - 1], z);
+    input_backward<C, C>(image, conv, lift, dy);
   }
 }
 
-// The first convolution of a level, which comes from the one before. Ends with the plane dz free for that.
+// The first convolution of a level, which comes from the one before: dx, the gradient of its input. Ends with the plane
+// dz free for that level.
 template <int In, int C>
 __device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
+  const float* past = image.past(conv);
   float* other = image.past(conv - 1);
-  conv_backward<In, C>(image, conv, lift, dx, open);
+  load_tiles<In, false>(input_of(image, conv), dx);
+  expect(input_of(image, conv - 1), In);
+  expect(image.memory + image.net.z[conv - 1], In);
+  open = store_input<In>(image, conv, dx);
+  clear_frame<In>(image.at.x);
+  weights_backward<In, C>(image, conv, lift);
+  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
+  input_backward<In, C>(image, conv, lift, dx);
   for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
     const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
     if (y % 2 || x % 2) return;
-    const float* at = image.past(conv) + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
+    const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
     dx[i][j][2 * row] += at[0], dx[i][j][2 * row + 1] += at[1];
   });
   store_tiles<In, true>(dx, other);
@@ -170,8 +195,7 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   halving_backward<16, 32>(image, 7, lift, d16, open);
   lift = level_backward<16>(image, 0, 6, d16, open);
   load_image(image);
-  __syncthreads();
-  weight_products<16, 16>(at, inverse(at.lift[0]), inverse(lift), image.part + net.packed[0]);
+  weights_backward<16, 16>(image, 0, lift);
 }
 
 // Where a number of an image's gradient belongs in a vector; -1: nowhere.

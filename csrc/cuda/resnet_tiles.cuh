@@ -20,16 +20,16 @@ constexpr int kTogether = 18432;                      // numbers of all warps' p
 __device__ constexpr int pitch(int channels) { return channels + 8; }
 
 struct Shared {
-  Factor x[kPlane];               // what is convolved
-  Factor dz[kPlane];              // gradient of a convolution's output
-  Factor many[9 * 64 * 64];       // the smallest level's weights; elsewhere kTogether floats, see weight_products
-  Factor weights[9 * 32 * 32];    // the other levels'
-  float2 groups[kSixteen * 2];    // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kSixteen * 16]; // two sums over each warp's pixels: (kDown, C)
-  uint32_t most[kSixteen];        // of each warp's numbers
-  float lift[kConvs + 1];         // of the plane that a convolution reads
+  Factor x[kPlane];                // what is convolved
+  Factor dz[kPlane];               // gradient of a convolution's output
+  Factor many[9 * 64 * 64];        // the smallest level's weights; elsewhere kTogether floats, see weight_products
+  Factor weights[9 * 32 * 32];     // the other levels'
+  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
+  uint32_t most[kSixteen];         // of each warp's numbers
+  float lift[kConvs + 1];          // of the plane that a convolution reads
   float lift_weights[kConvs];
-  float2 moments[kConvs * 8];     // mean and 1 / deviation of each convolution's groups
+  float2 moments[kConvs * 8];  // mean and 1 / deviation of each convolution's groups
   float features[64];
   float logits[256];
 
@@ -43,10 +43,11 @@ __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b
 __device__ inline uint32_t most_of_warp(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
 
 // The power of two that brings numbers with this largest one below 2^15, half the range of a factor, and that one above
-// 2^14. 1 where it is infinite or NaN: so is then what becomes of it.
+// 2^14. 1 where it is infinite or NaN: so is then what becomes of it. None so far from 1 that two of them could not be
+// multiplied.
 __device__ inline float lift_of(uint32_t most) {
   const int exponent = 268 - static_cast<int>(most >> 23);
-  return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 27 ? 27 : exponent > 227 ? 227 : exponent) << 23);
+  return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 73 ? 73 : exponent > 187 ? 187 : exponent) << 23);
 }
 __device__ inline float lift_of(float most) { return lift_of(bits_of(most)); }
 __device__ inline float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
@@ -163,6 +164,10 @@ __device__ inline void store_tiles(const Tiles<C>& from, float* to) {
       *reinterpret_cast<float4*>(to + Level<C>::own_place(i, j)) = make_float4(four[0], four[1], four[2], four[3]);
     });
   }
+}
+template <int C>
+__device__ inline void scale(Tiles<C>& tiles, float by) {
+  for_tiles<C>([&](int i, int j, int e) { tiles[i][j][e] *= by; });
 }
 // Lifted and rounded, as factors.
 template <int C>
@@ -415,9 +420,9 @@ __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
 
 // The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
 // output and 8 input channels down a strip of eight pixels, two lines at a time, all nine taps: of the lines that those
-// see some were there before. The warps' parts meet in at.many. down_x, down_dz: what undoes the planes' lifts.
+// see some were there before. The warps' parts meet in at.many. `down` undoes the planes' lifts.
 template <int In, int C>
-__device__ inline void weight_products(Shared& at, float down_x, float down_dz, float* to) {
+__device__ inline void weight_products(Shared& at, float down, float* to) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
   constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip
@@ -429,40 +434,39 @@ __device__ inline void weight_products(Shared& at, float down_x, float down_dz, 
 #pragma unroll 1
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
     const int o = pair / (In / 8) * 16, i = pair % (In / 8) * 8;
-    // Rows of this lane in tiles: two lines of two groups of outputs; of inputs two lines of two columns, and a third.
+    // Where this lane's row begins in tiles of outputs, two lines of two groups; of inputs, two lines of two columns,
+    // and of a third: lines that a tap of those two sees.
     const Factor* own = at.dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
-    const Factor* corner = at.x + (top * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
-    const Factor* two = corner + (tile / 2 * kWidth + tile % 2) * pitch(In);
-    const Factor* third = corner + (tile % 2 * kWidth + 2) * pitch(In);
-    float sum[9][4] = {};
-    Pair near[3 + kStep][3];  // lines; columns that the taps see
-    const auto see = [&](int line, Pair(&first)[3], Pair(&second)[3]) {
-      Pair four[4], last[2];
-      load_turned(four, two + line * kWidth * pitch(In));
-      load_turned(last, third + line * kWidth * pitch(In));
-      first[0] = four[0], first[1] = four[1], first[2] = last[0];
-      second[0] = four[2], second[1] = four[3], second[2] = last[1];
+    const Factor* corner = at.x + ((top + tile % 2) * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
+    const auto see = [&](int line, Right(&taps)[3]) {
+      Pair two[4], third[2];
+      load_turned(two, corner + (line * kWidth + tile / 2) * pitch(In));
+      load_turned(third, corner + (line * kWidth + 2) * pitch(In));
+      taps[0] = {two[0], two[1]}, taps[1] = {two[2], two[3]}, taps[2] = {third[0], third[1]};
     };
-    see(0, near[2 * kStep], near[kStep == 1 ? 3 : 0]);
+    float sum[9][4] = {};
+    Right seen[3][3];
+    if (kStep == 1) see(0, seen[2]);
 #pragma unroll 4
     for (int y = 0; y < kLines; y += 2, own += 2 * (kSide + 2) * pitch(C)) {
       Pair a[4];
       load_turned(a, own);
 #pragma unroll
-      for (int k = 0; k < (3 - kStep) * 3; ++k) near[k / 3][k % 3] = near[k / 3 + 2 * kStep][k % 3];
-#pragma unroll
-      for (int k = 3 - kStep; k < 3 + kStep; k += 2) see(y * kStep + k, near[k], near[k + 1]);
-#pragma unroll
-      for (int tap = 0; tap < 9; ++tap) {
-        add_product(sum[tap], a, Right{near[tap / 3][tap % 3], near[tap / 3 + kStep][tap % 3]});
+      for (int k = 0; k < 3; ++k) {
+        if (kStep == 2) see(y * kStep + k, seen[k]);
+        if (kStep == 1) seen[0][k] = seen[2][k];
       }
+      if (kStep == 1) see(y + 2, seen[2]);
+#pragma unroll
+      for (int k = 0; k < 3 && kStep == 1; ++k) seen[1][k] = {seen[0][k].at[1], seen[2][k].at[0]};
+#pragma unroll
+      for (int tap = 0; tap < 9; ++tap) add_product(sum[tap], a, seen[tap / 3][tap % 3]);
     }
     float4* out = reinterpret_cast<float4*>(kParts > 1 ? parts + part * kSize : to) + pair * 9 * 32 + lane;
 #pragma unroll
     for (int tap = 0; tap < 9; ++tap) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum[tap][e] = sum[tap][e] * down_x * down_dz;
-      out[tap * 32] = make_float4(sum[tap][0], sum[tap][1], sum[tap][2], sum[tap][3]);
+      const float (&four)[4] = sum[tap];
+      out[tap * 32] = make_float4(four[0] * down, four[1] * down, four[2] * down, four[3] * down);
     }
   }
   if constexpr (kParts == 1) return;

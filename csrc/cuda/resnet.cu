@@ -6,7 +6,7 @@
 
 namespace secureafl {
 
-static_assert(sizeof(cuda::Shared) == 208160, "secureafl_ext/sim/models.py asks the GPU for as much");
+static_assert(sizeof(cuda::Shared) == 194336, "secureafl_ext/sim/models.py asks the GPU for as much");
 constexpr int64_t kAtATime = 1024;  // images: 2.5 GB of memory
 
 namespace {

@@ -129,7 +129,7 @@ struct Image {
 
 // A convolution's weights, on their way to where they are read: they are there after await_copies and a barrier.
 __device__ inline void fetch_weights(const Image& image, int conv, bool back) {
-  Factor* to = image.at.weights_of(channels_of(conv));
+  Factor* to = image.at.weights(channels_of(conv));
   const Factor* from = image.packed(conv, back);
   for (int i = threadIdx.x * 8; i < weights_of(conv); i += kThreads * 8) copy_ahead(to + i, from + i);
 }

@@ -92,7 +92,7 @@ __device__ inline void input_backward(const Image& image, int conv, float lift_d
 // output -> its input. Everything is asked for some time before it is needed.
 template <int C>
 __device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
-  constexpr bool kRoom = C > 16;  // for three tiles in registers
+  constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
   Tiles<C> z, input;
   load_tiles<C, false>(image.memory + image.net.z[last], z);
 #pragma unroll 1
@@ -101,19 +101,25 @@ __device__ inline float level_backward(const Image& image, int first, int last, 
     if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
     const float lift = norm_backward<C>(image, conv, z, dy, [&] {
       if (conv > 0) fetch_weights(image, conv, true);
-      if (kRoom && conv > first) load_tiles<C, false>(input_of(image, conv), input);
+      if (conv == first) return;
+      if constexpr (kRoom) {
+        load_tiles<C, false>(input_of(image, conv), input);
+      } else {
+        copy_tiles<C>(input_of(image, conv), image.at.many);
+      }
     });
     if (conv == first) return lift;
-    if (!kRoom) load_tiles<C, false>(input_of(image, conv), input);
+    const auto begin = [&] {  // the sums that become dy
+      for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
+      if (conv % 2) load_tiles<C, false>(image.past(conv), dy);
+    };
+    if (kRoom) begin();
     expect(input_of(image, conv - 1), inputs_of(conv - 1));
     if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
+    if (!kRoom) take_copied<C>(image.at.many, input);
     open = store_input<C>(image, conv, input);
     weights_backward<C, C>(image, conv, lift);
-    if (conv % 2) {
-      load_tiles<C, false>(image.past(conv), dy);
-    } else {
-      for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
-    }
+    if (!kRoom) begin();
     load_tiles<C, false>(image.memory + image.net.z[conv - 1], z);
     input_backward<C, C>(image, conv, lift, dy);
   }

@@ -19,24 +19,6 @@ constexpr int kTogether = 18432;                      // numbers of all warps' p
 
 __device__ constexpr int pitch(int channels) { return channels + 8; }
 
-struct Shared {
-  Factor x[kPlane];                // what is convolved
-  Factor dz[kPlane];               // gradient of a convolution's output
-  Factor many[9 * 64 * 64];        // the smallest level's weights; elsewhere kTogether floats, see weight_products
-  Factor weights[9 * 32 * 32];     // the other levels'
-  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
-  uint32_t most[kSixteen];         // of each warp's numbers
-  float lift[kConvs + 1];          // of the plane that a convolution reads
-  float lift_weights[kConvs];
-  float2 moments[kConvs * 8];  // mean and 1 / deviation of each convolution's groups
-  float features[64];
-  float logits[256];
-
-  __device__ Factor* weights_of(int channels) { return channels == 64 ? many : weights; }
-};
-static_assert(sizeof(Shared::many) >= kTogether * sizeof(float), "room for all parts");
-
 // The largest of numbers that are not negative, as bits; NaN is the largest of all.
 __device__ inline uint32_t bits_of(float value) { return __float_as_uint(fabsf(value)); }
 __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
@@ -88,6 +70,28 @@ struct Level {
     return (tile * 32 + row % 8 * 4 + channel % 8 / 2) * 4 + row / 8 * 2;
   }
 };
+
+struct Shared {
+  Factor x[kPlane];                // what is convolved
+  Factor dz[kPlane];               // gradient of a convolution's output
+  Factor many[9 * 64 * 64];        // the smallest level's weights; elsewhere kTogether floats, see weight_products
+  Factor few[9 * 16 * 16];         // the largest level's
+  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
+  uint32_t most[kSixteen];         // of each warp's numbers
+  float lift[kConvs + 1];          // of the plane that a convolution reads
+  float lift_weights[kConvs];
+  float2 moments[kConvs * 8];  // mean and 1 / deviation of each convolution's groups
+  float features[64];
+  float logits[256];
+
+  // The weights of a convolution of that level; the middle one leaves room behind its plane.
+  __device__ Factor* weights(int channels) {
+    return channels == 64 ? many : channels == 32 ? dz + Level<32>::kFactors : few;
+  }
+};
+static_assert(sizeof(Shared::many) >= kTogether * sizeof(float) && kTogether >= kLargest, "room for all parts");
+static_assert(kPlane - Level<32>::kFactors >= 9 * 32 * 32 && Level<32>::kFactors % 8 == 0, "room for weights");
 
 template <int C>
 using Tiles = float[Level<C>::kTall][2][4];
@@ -194,6 +198,23 @@ __device__ inline void clear_plane(Factor* plane) {
   Pair* pairs = reinterpret_cast<Pair*>(plane);
   for (int i = threadIdx.x; i < Level<C>::kFactors / 2; i += kThreads) pairs[i] = to_pair(0, 0);
   __syncthreads();
+}
+
+// Tiles that are not spread, by way of memory that no other thread touches meanwhile, (2 kTall, kThreads).
+template <int C>
+__device__ inline void copy_tiles(const float* from, Factor* by) {
+  for_own<C>([&](int i, int j) {
+    copy_ahead(reinterpret_cast<float4*>(by) + (i * 2 + j) * kThreads + threadIdx.x,
+               reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j)));
+  });
+}
+template <int C>
+__device__ inline void take_copied(const Factor* by, Tiles<C>& to) {
+  await_copies();
+  for_own<C>([&](int i, int j) {
+    const float4 four = reinterpret_cast<const float4*>(by)[(i * 2 + j) * kThreads + threadIdx.x];
+    to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
+  });
 }
 
 // Tiles of a level are to be loaded soon.
@@ -376,7 +397,7 @@ __device__ inline void convolve(Shared& at, Tiles<C>& z) {
       const int pixel = Level<C>::template pixel<false>(i, own_row());
       rows[i] = (pixel / kSide * kStep * kWidth + pixel % kSide * kStep) * pitch(In) + own_column();
     }
-    const Right* weights = own_weights<C>(at.weights_of(C));
+    const Right* weights = own_weights<C>(at.weights(C));
     if constexpr (kStep == 1) {
       add_columns<In, false>(at.x + rows[0], kWidth * pitch(In), weights, kNext, z);
     } else {
@@ -398,7 +419,7 @@ __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
   } else if constexpr (In == C) {
     const int pixel = Level<C>::template pixel<false>(0, own_row());
     const int corner = (pixel / Level<C>::kSide * kWidth + pixel % Level<C>::kSide) * pitch(C) + own_column();
-    add_columns<C, true>(at.dz + corner, kWidth * pitch(C), own_weights<In>(at.weights_of(C)), kNext, dx);
+    add_columns<C, true>(at.dz + corner, kWidth * pitch(C), own_weights<In>(at.weights(C)), kNext, dx);
   } else {
     int rows[Level<In>::kTall], odd_y = 0, odd_x = 0;
 #pragma unroll
@@ -408,7 +429,7 @@ __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
       odd_y = y % 2, odd_x = x % 2;
       rows[i] = ((y / 2 + 1) * kWidth + x / 2 + 1) * pitch(C) + own_column();
     }
-    const Right* weights = own_weights<In>(at.weights_of(C));
+    const Right* weights = own_weights<In>(at.weights(C));
 #pragma unroll 1
     for (int tap = 0; tap < 9; ++tap, weights += C / 16 * kNext) {
       const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);

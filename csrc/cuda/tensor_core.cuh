@@ -32,8 +32,9 @@ __device__ inline Pair to_pair(float first, float second) {
 
 // A line of global memory is wanted soon, in the L2 cache.
 __device__ inline void fetch_far(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-// Eight factors from global memory to shared, both aligned to 16 bytes, while this thread goes on; it waits for all.
-__device__ inline void copy_ahead(Factor* to, const Factor* from) {
+// Eight factors, or four floats, from global memory to shared, both aligned to 16 bytes, while this thread goes on; it
+// waits for all.
+__device__ inline void copy_ahead(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from)
                : "memory");

@@ -208,6 +208,7 @@ inline Pair to_pair(float first, float second) {
 inline void fetch_far(const void*) {}
 // At once: too early for whom still reads what was there. Not late: a wait that is missing is not noticed.
 inline void copy_ahead(Factor* to, const Factor* from) { std::copy(from, from + 8, to); }
+inline void copy_ahead(float4* to, const float4* from) { *to = *from; }
 inline void await_copies() {}
 
 // Rows of tiles, as the lanes say where they are.

@@ -166,7 +166,7 @@ def resnet20(shape: tuple[int, int, int], classes: int) -> Net:
     # A few kernels instead of some 380; factors of products are rounded to 11 bits.
     fits = shape[0] <= 8 and shape[1:] == (32, 32) and classes <= 256
     ops = torch.ops.secureafl.resnet_gradient, torch.ops.secureafl.resnet_predict
-    fused = Fused(*(partial(op, classes=classes) for op in ops), shared=208_160)
+    fused = Fused(*(partial(op, classes=classes) for op in ops), shared=194_336)
     return Net(lambda: ResNet20(shape[0], classes or 1), classes, fused if fits else None)
 
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 // A block of a kernel on one CPU thread: every CUDA thread is a fiber that runs until it has to wait, for its warp or
@@ -45,7 +46,8 @@ struct Fiber {
   std::vector<char> stack;
   Waits waits;
   Index thread;
-  int meetings;  // with its warp
+  int meetings;                               // with its warp
+  std::vector<std::function<void()>> copies;  // under way
 };
 using Board = float[2][32][12];  // what the lanes of a warp show each other; by turns, so that one wait is enough
 
@@ -55,6 +57,7 @@ inline std::vector<float> memory;  // shared
 inline jmp_buf scheduler;
 inline Fiber* current;
 inline Index block, size;
+inline bool late;  // copies arrive when they are waited for, not at once
 inline std::function<void()> kernel;
 
 inline void wait(Waits what) {
@@ -104,7 +107,7 @@ inline void run_warp(int first, int last) {
 
 inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> what) {
   std::mt19937 random(seed);
-  kernel = std::move(what), size = {static_cast<unsigned>(threads)};
+  kernel = std::move(what), size = {static_cast<unsigned>(threads)}, late = seed % 2;
   if (fibers.size() < static_cast<size_t>(threads)) fibers.resize(threads);  // their stacks are kept
   boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
   std::vector<int> warps(threads / 32);
@@ -114,7 +117,7 @@ inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed,
     for (int i = 0; i < threads; ++i) {
       Fiber& fiber = fibers[i];
       fiber.stack.resize(1 << 17), fiber.waits = Waits::kNo, fiber.thread = {static_cast<unsigned>(i)};
-      fiber.meetings = 0, fiber.began = false;
+      fiber.meetings = 0, fiber.began = false, fiber.copies.clear();
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
       fiber.context.uc_link = nullptr;
@@ -206,10 +209,19 @@ inline Pair to_pair(float first, float second) {
 }
 
 inline void fetch_far(const void*) {}
-// At once: too early for whom still reads what was there. Not late: a wait that is missing is not noticed.
-inline void copy_ahead(Factor* to, const Factor* from) { std::copy(from, from + 8, to); }
-inline void copy_ahead(float4* to, const float4* from) { *to = *from; }
-inline void await_copies() {}
+// At once, too early for whom still reads what was there, or late, after whoever does not wait: as the seed is even or
+// odd.
+template <typename T>
+void copy_ahead(T* to, const T* from) {
+  constexpr int kCount = std::is_same_v<T, Factor> ? 8 : 1;
+  const auto copy = [=] { std::copy(from, from + kCount, to); };
+  if (!emulator::late) return copy();
+  emulator::current->copies.emplace_back(copy);
+}
+inline void await_copies() {
+  for (const auto& copy : emulator::current->copies) copy();
+  emulator::current->copies.clear();
+}
 
 // Rows of tiles, as the lanes say where they are.
 inline const float* const* shown(const float* row) {

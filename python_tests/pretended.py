@@ -9,12 +9,14 @@ class Pretended:
 
     def __init__(self):
         self.ran: list[Settings] = []
+        self.processes = 1  # at the last call
         self.error = lambda settings: 0.5
         self.asr = lambda settings: None
         self.more = lambda settings: {}  # of the summary
         self.stop_after, self.stop = None, KeyboardInterrupt()
 
-    def __call__(self, many, watch=None, done=None):
+    def __call__(self, many, watch=None, done=None, processes=1):
+        self.processes = processes
         for i, settings in enumerate(many):
             if len(self.ran) == self.stop_after:
                 raise self.stop

@@ -8,7 +8,7 @@ import pytest
 from pretended import Pretended
 
 from secureafl_ext import sim
-from secureafl_ext.sim import calibrate, cli, data, loop, words
+from secureafl_ext.sim import calibrate, cli, data, several, words
 from secureafl_ext.sim.attacks import ATTACKS
 from secureafl_ext.sim.defenses import DEFENSES
 from secureafl_ext.sim.loop import Outcome
@@ -52,7 +52,7 @@ OTHER = {
 def pretended(monkeypatch, tmp_path) -> Pretended:
     made = Pretended()
     made.more = lambda settings: {"rounds_per_second": 5.0}
-    monkeypatch.setattr(loop, "run_many", made)
+    monkeypatch.setattr(several, "run_many", made)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -149,7 +149,10 @@ def test_mistakes_in_a_file_are_named(content, said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("run --round 5", "unknown argument '--round'; choose from --config, --out, --dataset, --data-dir"),
+        (
+            "run --round 5",
+            "unknown argument '--round'; choose from --config, --out, --processes, --dataset, --data-dir",
+        ),
         ("run more", "unknown argument 'more'; choose from --config"),
         ("run --rounds 5.5", "rounds must be a whole number, got '5.5'"),
         ("run --malicious 2", "malicious must be 0 to 1, got 2.0"),
@@ -182,7 +185,7 @@ def test_what_the_loop_refuses_is_one_line_and_no_traceback(monkeypatch, capsys)
     def refuse(*_):
         raise FileNotFoundError("dataset 'cifar10' not found")
 
-    monkeypatch.setattr(loop, "run_many", refuse)
+    monkeypatch.setattr(several, "run_many", refuse)
     assert failure(capsys, "run").splitlines()[-1] == "secureafl: dataset 'cifar10' not found"
 
 

@@ -175,15 +175,6 @@ def test_captured_rounds_are_the_eager_ones(defense, attack):
         assert torch.equal(captured.accepted, eager.accepted)
 
 
-@needs_gpu
-def test_runs_side_by_side_are_those_alone():
-    many = [settings("cuda", attack="gaussian", defense=name, rounds=60) for name in defenses.DEFENSES]
-    found = {}
-    loop.run_many(many, done=lambda i, outcome: found.update({i: outcome}))
-    for i, chosen in enumerate(many):
-        assert found[i].curve == loop.run(chosen).curve, chosen.defense
-
-
 @pytest.mark.parametrize("dataset", DATASETS)
 @pytest.mark.parametrize("defense", defenses.DEFENSES)
 def test_every_defense_meets_every_attack(dataset, defense, device):
@@ -313,20 +304,13 @@ def test_estimates_without_correction_are_off_by_what_a_gradient_changed():
     assert error == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
-def test_callbacks_come_in_order_and_a_stopped_run_ends():
-    seen, done = [], []
-    many = [settings(defense=name) for name in ("async-sgd", "secureafl")]
-    loop.run_many(many, lambda i, point: seen.append((i, point.round)), lambda i, outcome: done.append(i))
-    assert seen == [(i, r) for i in (0, 1) for r in (8, 16, 24)] and done == [0, 1]
-
+def test_a_stopped_run_ends():
     stop = threading.Event()
     with pytest.raises(KeyboardInterrupt):
-        loop.run(many[0], lambda point: stop.set(), stop)
+        loop.run(settings(), lambda point: stop.set(), stop)
 
 
-def test_a_failing_run_is_an_error_of_all():
-    with pytest.raises(ValueError, match="unknown option 'sigma' of gaussian; choose from std"):
-        loop.run_many([settings(attack="gaussian", attack_options={"sigma": 3})])
+def test_a_setting_that_a_defense_does_not_know_is_an_error():
     with pytest.raises(ValueError, match="unknown setting 'radius' of kardam"):
         loop.run(settings(defense="kardam", defense_options={"radius": 3}))
 

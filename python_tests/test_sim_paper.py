@@ -12,7 +12,7 @@ import torch
 from pretended import Pretended
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.sim import calibrate, cli, grids, loop, paper, pictures, servers, sheet, show
+from secureafl_ext.sim import calibrate, cli, grids, paper, pictures, servers, several, sheet, show
 from secureafl_ext.sim.attacks import ATTACKS
 from secureafl_ext.sim.defenses import DEFENSES
 from secureafl_ext.sim.grids import Cell
@@ -29,7 +29,7 @@ def pretended(monkeypatch, tmp_path) -> Pretended:
     made = Pretended()
     made.asr = lambda settings: made.error(settings) / 2 if settings.attack in BACKDOORS else None
     made.more = lambda settings: {"estimation_error": settings.rounds / 1e4}
-    monkeypatch.setattr(loop, "run_many", made)
+    monkeypatch.setattr(several, "run_many", made)
     monkeypatch.chdir(tmp_path)
     return made
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from . import calibrate, data, flags, grids, loop, page, paper, results
+from . import calibrate, data, flags, grids, page, paper, results, several
 from .defenses import DEFENSES
 from .loop import Outcome
 from .models import MODELS
@@ -198,7 +198,7 @@ def _simulate(
                 results.append(path, records[rest[i]])
                 finish(i, outcome)
 
-            loop.run_many([wanted[i] for i in rest], watch, done)
+            several.run_many([wanted[i] for i in rest], watch, done, arguments.processes)
     return [records[i] for i in range(len(wanted))]
 
 

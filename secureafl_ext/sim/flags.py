@@ -12,6 +12,8 @@ def add(parser: argparse.ArgumentParser, base: Settings, without: tuple[str, ...
     parser.set_defaults(base=base)
     parser.add_argument("--config", metavar="FILE.toml", help="settings by the names of the flags; flags win")
     parser.add_argument("--out", default=OUT, help="folder for results and pictures (default: %(default)s)")
+    about = "so many runs at a time, in processes of their own (default: one; on a GPU eight, in threads)"
+    parser.add_argument("--processes", type=int, default=1, help=about)
     group = parser.add_argument_group("settings")
     for name in (name for name in KINDS if name not in without):
         flag, kind, about = f"--{name.replace('_', '-')}", KINDS[name], HELP[name]

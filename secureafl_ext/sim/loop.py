@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,6 @@ from .federation import Federation
 from .settings import Settings
 
 HEAD = 4  # columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness
-SIDE_BY_SIDE = 8  # runs at a time on one GPU: an H200 gets no faster with 12 or 16
 CAPTURING, STREAMS = threading.Lock(), threading.local()
 
 
@@ -227,37 +225,6 @@ def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: thread
         "seconds": time.perf_counter() - began,
     }
     return Outcome(settings, curve, summary)
-
-
-def run_many(
-    many: list[Settings],
-    watch: Callable[[int, Point], None] | None = None,
-    done: Callable[[int, Outcome], None] | None = None,
-) -> None:
-    """Several runs, on a GPU some of them side by side. The callbacks get a run's place in the list, one at a time."""
-    stop, one_at_a_time = threading.Event(), threading.Lock()
-
-    def say(what: Callable | None, *arguments: object) -> None:
-        if what is not None:
-            with one_at_a_time:
-                what(*arguments)
-
-    def one(i: int) -> None:
-        say(done, i, run(many[i], lambda point: say(watch, i, point), stop))
-
-    if not all(settings.resolve().device.startswith("cuda") for settings in many):
-        for i in range(len(many)):
-            one(i)
-        return
-    with exact(), ThreadPoolExecutor(SIDE_BY_SIDE) as pool:  # threads that set flags by turns must find the same ones
-        futures = [pool.submit(one, i) for i in range(len(many))]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def defense_settings(settings: Settings, classes: int) -> dict[str, object]:

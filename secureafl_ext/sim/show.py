@@ -40,7 +40,7 @@ COLUMNS = (
 def live(
     labels: list[str], rounds: list[int]
 ) -> Iterator[tuple[Callable[[int, Point], None], Callable[[int, Outcome], None]]]:
-    """One line of progress per run, on stderr, and one for all; gives the two functions that run_many calls."""
+    """One line of progress per run, on stderr, and one for all; gives the two functions that several.run_many calls."""
     few = len(labels) <= ROWS
     texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
     columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())

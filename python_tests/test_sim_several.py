@@ -1,0 +1,94 @@
+"""Several runs: in order, in threads on a GPU, in processes; with what is told of them, and how they end."""
+
+import multiprocessing
+
+import pytest
+import torch
+from pretended import Pretended
+
+from secureafl_ext.sim import cli, defenses, loop, several
+from secureafl_ext.sim.settings import Settings
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def settings(device="cpu", **changed):
+    few = {"clients": 6, "rounds": 12, "batch": 2, "evaluations": 2, "lr": 0.05, "trusted": 8}
+    return Settings(device=device, **few | changed).resolve()
+
+
+@pytest.fixture
+def told():
+    """What run_many tells, in the order in which it does: (run, round), (run, its outcome)."""
+
+    class Told(list):
+        def watch(self, i, point):
+            self.append((i, point.round))
+
+        def done(self, i, outcome):
+            self.append((i, outcome))
+
+    return Told()
+
+
+@pytest.fixture
+def one_thread():
+    """As the processes here have it: other sums for each would be other results."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_run_tells_its_points_then_its_outcome(processes, told, one_thread):
+    many = [settings(defense=name) for name in ("async-sgd", "secureafl")]
+    several.run_many(many, told.watch, told.done, processes)
+    for i, chosen in enumerate(many):
+        *points, outcome = [what for run, what in told if run == i]
+        assert points == [6, 12]
+        assert outcome.settings == chosen and outcome.curve == loop.run(chosen).curve
+    if processes == 1:
+        assert [i for i, _ in told] == [0] * 3 + [1] * 3
+
+
+@needs_gpu
+@pytest.mark.parametrize("processes", [1, 2])
+def test_runs_side_by_side_are_those_alone(processes, told):
+    many = [settings("cuda", attack="gaussian", defense=name, rounds=60) for name in defenses.DEFENSES]
+    several.run_many(many, done=told.done, processes=processes)
+    for i, outcome in told:
+        assert outcome.curve == loop.run(many[i]).curve, many[i].defense
+    assert len(told) == len(many)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failing_run_is_an_error_of_all(processes, told):
+    wrong = settings(attack="gaussian", attack_options={"sigma": 3})
+    rest = [settings(rounds=9_000, evaluations=9_000)] * (processes - 1)
+    with pytest.raises(ValueError, match="unknown option 'sigma' of gaussian; choose from std"):
+        several.run_many([wrong, *rest], told.watch, told.done, processes)
+    assert not any(isinstance(what, loop.Outcome) for _, what in told) and not multiprocessing.active_children()
+
+
+def test_an_interrupt_ends_the_processes():
+    before = torch.get_num_threads()
+
+    def interrupt(i, point):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        several.run_many([settings(rounds=9_000, evaluations=9_000)] * 3, interrupt, processes=2)
+    assert not multiprocessing.active_children() and torch.get_num_threads() == before
+
+
+def test_the_command_line_has_it(tmp_path, capsys, monkeypatch):
+    pretended = Pretended()
+    pretended.more = lambda settings: {"rounds_per_second": 5.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(several, "run_many", pretended)
+        assert cli.main(["sweep", "seed=0,1", "--processes", "2", "--out", str(tmp_path)]) == 0
+    assert len(pretended.ran) == 2 and pretended.processes == 2
+    capsys.readouterr()
+    assert cli.main(["run", "--processes", "0", "--out", str(tmp_path)]) == 2
+    assert "processes must be 1 or more, got 0" in capsys.readouterr().err

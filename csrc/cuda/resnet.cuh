@@ -36,7 +36,6 @@ struct Resnet {
 __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
 // A warp's products take 16 input channels at a time: the image gets zeros for those that it does not have.
 __host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 16 : channels_of(conv - 1); }
-
 __host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
 
 // All but the pointers and the number of images.
@@ -208,7 +207,7 @@ __device__ inline void take_moments(const Image& image, int conv, const Tiles<C>
 template <int P, int C>
 __device__ inline void load_past(const float* past, Tiles<C>& to) {
   if constexpr (P == C) {
-    load_tiles<C, false>(past, to);
+    load_tiles<C>(past, to);
   } else {
     for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
       const int from = channel - (C - P) / 2, y = pixel / Level<C>::kSide * 2, x = pixel % Level<C>::kSide * 2;
@@ -311,7 +310,7 @@ __device__ inline uint32_t take_outputs(const Image& image) {
   const int outputs = outputs_of(image.net);
   Tiles<64> out;
   float sums[2][2][2] = {};
-  load_tiles<64, false>(image.memory + image.net.a[kBlocks], out);
+  load_tiles<64>(image.memory + image.net.a[kBlocks], out);
   for_tiles<64>([&](int m, int j, int e) { sums[j][e % 2][0] += out[m][j][e]; });
   sum_channels<64>(image.at, sums);
   __syncthreads();

@@ -94,7 +94,7 @@ template <int C>
 __device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
   constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
   Tiles<C> z, input;
-  load_tiles<C, false>(image.memory + image.net.z[last], z);
+  load_tiles<C>(image.memory + image.net.z[last], z);
 #pragma unroll 1
   for (int conv = last;; --conv) {
     pass<C>(open, dy);
@@ -103,7 +103,7 @@ __device__ inline float level_backward(const Image& image, int first, int last, 
       if (conv > 0) fetch_weights(image, conv, true);
       if (conv == first) return;
       if constexpr (kRoom) {
-        load_tiles<C, false>(input_of(image, conv), input);
+        load_tiles<C>(input_of(image, conv), input);
       } else {
         copy_tiles<C>(input_of(image, conv), image.at.many);
       }
@@ -111,16 +111,16 @@ __device__ inline float level_backward(const Image& image, int first, int last, 
     if (conv == first) return lift;
     const auto begin = [&] {  // the sums that become dy
       for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
-      if (conv % 2) load_tiles<C, false>(image.past(conv), dy);
+      if (conv % 2) load_tiles<C>(image.past(conv), dy);
     };
     if (kRoom) begin();
-    expect(input_of(image, conv - 1), inputs_of(conv - 1));
+    if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
     if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
     if (!kRoom) take_copied<C>(image.at.many, input);
     open = store_input<C>(image, conv, input);
     weights_backward<C, C>(image, conv, lift);
     if (!kRoom) begin();
-    load_tiles<C, false>(image.memory + image.net.z[conv - 1], z);
+    load_tiles<C>(image.memory + image.net.z[conv - 1], z);
     input_backward<C, C>(image, conv, lift, dy);
   }
 }
@@ -131,7 +131,7 @@ template <int In, int C>
 __device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
   const float* past = image.past(conv);
   float* other = image.past(conv - 1);
-  load_tiles<In, false>(input_of(image, conv), dx);
+  load_tiles<In>(input_of(image, conv), dx);
   expect(input_of(image, conv - 1), In);
   expect(image.memory + image.net.z[conv - 1], In);
   open = store_input<In>(image, conv, dx);
@@ -147,7 +147,7 @@ __device__ inline void halving_backward(const Image& image, int conv, float lift
   });
   store_tiles<In, true>(dx, other);
   __syncthreads();
-  load_tiles<In, false>(other, dx);
+  load_tiles<In>(other, dx);
   clear_plane<In>(image.at.dz);
 }
 

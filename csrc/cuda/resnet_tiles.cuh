@@ -140,20 +140,13 @@ __device__ inline void pass(uint32_t open, Tiles<C>& gradient) {
 }
 
 // Between tiles and global memory. All loads before anything else: each may take as long as a tile's products. They
-// pass by the L1 cache, where the weights are.
-template <int C, bool kSpread>
+// pass by the L1 cache, where registers lie that there was no room for.
+template <int C>
 __device__ inline void load_tiles(const float* from, Tiles<C>& to) {
-  if constexpr (kSpread) {
-    for_pairs<C, true>([&](int i, int j, int row, int pixel, int channel) {
-      const float2 two = __ldcg(reinterpret_cast<const float2*>(from + Level<C>::place_of(pixel, channel)));
-      to[i][j][2 * row] = two.x, to[i][j][2 * row + 1] = two.y;
-    });
-  } else {
-    for_own<C>([&](int i, int j) {
-      const float4 four = __ldcg(reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j)));
-      to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
-    });
-  }
+  for_own<C>([&](int i, int j) {
+    const float4 four = __ldcg(reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j)));
+    to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
+  });
 }
 template <int C, bool kSpread>
 __device__ inline void store_tiles(const Tiles<C>& from, float* to) {
@@ -222,6 +215,7 @@ __device__ inline void expect(const float* tiles, int channels) {
   constexpr int kLine = 32;
   if (threadIdx.x * channels < kLargest / kLine * 16) fetch_far(tiles + threadIdx.x * kLine);
 }
+
 // A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
 struct Two {
   float of[2];

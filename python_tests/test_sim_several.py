@@ -34,10 +34,8 @@ def told():
 @pytest.fixture
 def one_thread():
     """As the processes here have it: other sums for each would be other results."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with several.cpu_threads(1):
+        yield
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -1,6 +1,5 @@
 """Several runs: one after the other, on a GPU in threads side by side, or in processes of their own."""
 
-import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, T
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 
 import torch
 
@@ -59,7 +59,7 @@ def in_threads(many: list[Settings], watch: Watch, done: Done) -> None:
 def in_processes(many: list[Settings], watch: Watch, done: Done, count: int) -> None:
     """Threads of one process wait for each other wherever Python is at work; processes only for the device."""
     context = get_context("spawn")  # CUDA survives no fork
-    news, stop = context.Queue(), context.Event()
+    news, stop = context.SimpleQueue(), context.Event()  # simple: a point is in it before its run goes on
     threads = max(1, torch.get_num_threads() // count)
     workers = ProcessPoolExecutor(count, context, enter, (news, stop, threads))
     with workers as pool, ending(pool, stop), cpu_threads(threads):  # here too, for who asks what a run had
@@ -67,8 +67,8 @@ def in_processes(many: list[Settings], watch: Watch, done: Done, count: int) -> 
         waiting = set(runs)
         while waiting:
             finished, waiting = wait(waiting, LOOK, FIRST_COMPLETED)
-            left = {runs[future] for future in waiting | finished}
-            tell(news, lambda i, point, left=left: watch(i, point) if i in left else None)
+            while not news.empty():
+                watch(*news.get())
             for future in finished:
                 done(runs[future], future.result())
 
@@ -94,16 +94,7 @@ def cpu_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def tell(news: "queue.Queue[tuple[int, Point]]", watch: Watch) -> None:
-    """All that has come."""
-    while True:
-        try:
-            watch(*news.get_nowait())
-        except queue.Empty:
-            return
-
-
-def enter(news: "queue.Queue[tuple[int, Point]]", stop: threading.Event, threads: int) -> None:
+def enter(news: SimpleQueue, stop: threading.Event, threads: int) -> None:
     """In a process, first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the one that began it, which says when to stop
     torch.set_num_threads(threads)

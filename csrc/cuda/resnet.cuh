@@ -1,6 +1,6 @@
 #pragma once
 
-#include "resnet_tiles.cuh"
+#include "resnet_convolve.cuh"
 
 // ResNet-20 with group norm, and what it says of images. A sample's output depends on that sample alone, so one block
 // takes one image all the way through the net and back, and nothing but the sum over images needs all of them. The 19
@@ -303,9 +303,10 @@ __device__ inline void forward_all(const Image& image) {
   for (int conv = 14; conv < kConvs; ++conv) forward<64, 64, kKeep>(image, conv);
 }
 
-// The last layer: means over the pixels -> at.features, what the net says -> at.logits. A regression has one output.
+// A regression has one output.
 __device__ inline int outputs_of(const Resnet& net) { return net.classes ? net.classes : 1; }
-// Where the last block's ReLU lets through.
+// The last layer: means over the pixels -> at.features, what the net says -> at.logits; and where the last block's ReLU
+// lets through.
 __device__ inline uint32_t take_outputs(const Image& image) {
   const int outputs = outputs_of(image.net);
   Tiles<64> out;

@@ -20,7 +20,6 @@
 #define __device__
 #define __host__
 #define __global__
-#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
 

@@ -26,6 +26,25 @@ cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector,
   return net;
 }
 
+// What kernels read in place of `vector`, and the memory that they need: to be kept until the last is launched.
+struct Ready {
+  Tensor vector, packs, measures, memory;
+};
+
+// Measures and packs the weights, and gives `net` memory for that many images at once, `each` numbers for one.
+Ready make_ready(cuda::Resnet& net, const Tensor& vector, const cuda::Launcher& launch, int64_t images, int64_t each) {
+  const Ready ready{dense(vector), allocate(vector, ScalarType::Half, {2 * net.packs}),
+                    allocate(vector, ScalarType::Float, {2 * cuda::kConvs}),
+                    allocate(vector, ScalarType::Float, {images, each})};
+  net.vector = data<float>(ready.vector);
+  net.packs_at = static_cast<__half*>(ready.packs.mutable_data_ptr());
+  net.measures = mutable_data<float>(ready.measures);
+  net.scratch = mutable_data<float>(ready.memory);
+  launch(cuda::measure_kernel, images ? cuda::kConvs : 0, cuda::kMeasureThreads, 0, net);
+  launch(cuda::pack_kernel, images ? cuda::kPackBlocks : 0, 256, 0, net);
+  return ready;
+}
+
 }  // namespace
 
 // A row per minibatch: the gradient at `vector` (d) of the mean loss over its images, cross entropy or, with no
@@ -42,19 +61,11 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   const cuda::Launcher launch(vector.get_device_index());
   cuda::Resnet net = resnet_of(op, check, vector, launch, batch, channels, classes);
 
-  const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);
+  const Tensor images = dense(x), labels = dense(y);
   const int64_t at_a_time = kAtATime / batch, most = k < at_a_time ? k : at_a_time;
   const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
-  const Tensor packs = allocate(vector, ScalarType::Half, {2 * net.packs});
-  const Tensor measures = allocate(vector, ScalarType::Float, {2 * cuda::kConvs});
-  const Tensor memory = allocate(vector, ScalarType::Float, {most * batch, net.memory + net.part});
-  net.vector = data<float>(parameters);
-  net.packs_at = static_cast<__half*>(packs.mutable_data_ptr());
-  net.measures = mutable_data<float>(measures);
-  net.scratch = mutable_data<float>(memory);
+  const Ready ready = make_ready(net, vector, launch, most * batch, net.memory + net.part);
   net.parts = net.scratch + most * batch * net.memory;
-  launch(cuda::measure_kernel, k ? cuda::kConvs : 0, cuda::kMeasureThreads, 0, net);
-  launch(cuda::pack_kernel, k ? cuda::kPackBlocks : 0, 256, 0, net);
   for (int64_t first = 0; first < k; first += most) {
     const int64_t count = k - first < most ? k - first : most;
     net.x = data<float>(images) + first * batch * channels * 1024;
@@ -77,18 +88,10 @@ Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
   const cuda::Launcher launch(vector.get_device_index());
   cuda::Resnet net = resnet_of(op, check, vector, launch, 1, channels, classes);
 
-  const Tensor parameters = dense(vector), images = dense(x);
+  const Tensor images = dense(x);
   const int64_t outputs = classes ? classes : 1, most = count < kAtATime ? count : kAtATime;
   const Tensor result = allocate(vector, ScalarType::Float, {count, outputs});
-  const Tensor packs = allocate(vector, ScalarType::Half, {2 * net.packs});
-  const Tensor measures = allocate(vector, ScalarType::Float, {2 * cuda::kConvs});
-  const Tensor memory = allocate(vector, ScalarType::Float, {most, net.memory});
-  net.vector = data<float>(parameters);
-  net.packs_at = static_cast<__half*>(packs.mutable_data_ptr());
-  net.measures = mutable_data<float>(measures);
-  net.scratch = mutable_data<float>(memory);
-  launch(cuda::measure_kernel, count ? cuda::kConvs : 0, cuda::kMeasureThreads, 0, net);
-  launch(cuda::pack_kernel, count ? cuda::kPackBlocks : 0, 256, 0, net);
+  const Ready ready = make_ready(net, vector, launch, most, net.memory);
   for (int64_t first = 0; first < count; first += most) {
     net.x = data<float>(images) + first * channels * 1024;
     net.result = mutable_data<float>(result) + first * outputs;

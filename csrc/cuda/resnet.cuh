@@ -36,6 +36,8 @@ struct Resnet {
 __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
 // A warp's products take 16 input channels at a time: the image gets zeros for those that it does not have.
 __host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 16 : channels_of(conv - 1); }
+// Without those zeros, as the vector has its weights.
+__host__ __device__ constexpr int real_inputs_of(int conv, int channels) { return conv == 0 ? channels : inputs_of(conv); }
 __host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
 
 // All but the pointers and the number of images.
@@ -43,7 +45,7 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
   Resnet net{};
   net.batch = batch, net.channels = channels, net.classes = classes;
   for (int i = 0; i < kConvs; ++i) {
-    const int in = inputs_of(i), out = channels_of(i), real = i == 0 ? channels : in;
+    const int out = channels_of(i), real = real_inputs_of(i, channels);
     const int side = 512 / out;
     net.weight[i] = net.head, net.head += out * real * 9 + 2 * out;
     net.packed[i] = net.packs, net.packs += weights_of(i);
@@ -61,7 +63,7 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
 constexpr int kMeasureThreads = 1024;
 static __global__ void __launch_bounds__(kMeasureThreads) measure_kernel(Resnet net) {
   __shared__ uint32_t parts[3][32];
-  const int conv = blockIdx.x, out = channels_of(conv), real = conv == 0 ? net.channels : inputs_of(conv);
+  const int conv = blockIdx.x, out = channels_of(conv), real = real_inputs_of(conv, net.channels);
   const int first[4] = {0, out * real * 9, out * real * 9 + out, out * real * 9 + 2 * out};
   for (int kind = 0; kind < 3; ++kind) {  // weights of the convolution, weights and biases of the norm
     uint32_t most = 0;
@@ -87,7 +89,7 @@ static __global__ void pack_kernel(Resnet net) {
   const int conv = blockIdx.x / 2 % kConvs, slice = blockIdx.x / (2 * kConvs), warps = blockDim.x / 32;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool back = blockIdx.x % 2;
-  const int in = inputs_of(conv), out = channels_of(conv), real = conv == 0 ? net.channels : in;
+  const int in = inputs_of(conv), out = channels_of(conv), real = real_inputs_of(conv, net.channels);
   const int k = back ? out : in, n = back ? in : out;
   const float* weight = net.vector + net.weight[conv];
   const float lift = net.measures[conv];
@@ -115,7 +117,7 @@ struct Image {
     return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
   }
   __device__ int gamma(int conv) const {
-    const int real = conv == 0 ? net.channels : inputs_of(conv);
+    const int real = real_inputs_of(conv, net.channels);
     return net.weight[conv] + channels_of(conv) * real * 9;
   }
   __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }

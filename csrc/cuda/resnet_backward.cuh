@@ -215,12 +215,12 @@ __device__ inline int place_of(const Resnet& net, int i) {
     const int conv = conv_at(net.packed, i), within = i - net.packed[conv], in = inputs_of(conv);
     const int e = within % 4, lane = within / 4 % 32, tap = within / 128 % 9, pair = within / 1152;
     const int o = pair / (in / 8) * 16 + lane / 4 + e / 2 * 8, k = pair % (in / 8) * 8 + lane % 4 * 2 + e % 2;
-    const int real = conv == 0 ? net.channels : in;
+    const int real = real_inputs_of(conv, net.channels);
     return k < real ? net.weight[conv] + (o * real + k) * 9 + tap : -1;
   }
   const int at = i - net.packs;
   if (at < net.norms) {
-    const int conv = conv_at(net.norm, at), real = conv == 0 ? net.channels : inputs_of(conv);
+    const int conv = conv_at(net.norm, at), real = real_inputs_of(conv, net.channels);
     return net.weight[conv] + channels_of(conv) * real * 9 + at - net.norm[conv];
   }
   const int to = net.head + at - net.norms;

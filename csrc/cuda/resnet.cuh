@@ -37,7 +37,9 @@ __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 :
 // A warp's products take 16 input channels at a time: the image gets zeros for those that it does not have.
 __host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 16 : channels_of(conv - 1); }
 // Without those zeros, as the vector has its weights.
-__host__ __device__ constexpr int real_inputs_of(int conv, int channels) { return conv == 0 ? channels : inputs_of(conv); }
+__host__ __device__ constexpr int real_inputs_of(int conv, int channels) {
+  return conv == 0 ? channels : inputs_of(conv);
+}
 __host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
 
 // All but the pointers and the number of images.

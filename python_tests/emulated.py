@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 FOLDER = Path(__file__).parent / "emulator"
-# Some systems' compilers check every jump unless told otherwise, and end a program that jumps to another stack: fibers do.
+# Some systems' compilers check every jump unless told otherwise, and end a program that jumps to another stack, as
+# fibers do.
 FLAGS = ("-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-DSECUREAFL_EMULATED", "-shared", "-fPIC")
 
 

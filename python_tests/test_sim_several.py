@@ -1,6 +1,11 @@
 """Several runs: in order, in threads on a GPU, in processes; with what is told of them, and how they end."""
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -79,6 +84,30 @@ def test_an_interrupt_ends_the_processes():
     with pytest.raises(KeyboardInterrupt):
         several.run_many([settings(rounds=9_000, evaluations=9_000)] * 3, interrupt, processes=2)
     assert set(multiprocessing.active_children()) <= others and torch.get_num_threads() == before
+
+
+KILLED = """
+from secureafl_ext.sim import several
+from secureafl_ext.sim.settings import Settings
+
+if __name__ == "__main__":
+    endless = Settings(clients=6, batch=2, rounds=900_000, evaluations=900_000)
+    several.run_many([endless] * 4, lambda i, point: print(i, flush=True), processes=2)
+"""
+
+
+def test_no_process_outlives_the_one_that_began_it(tmp_path):
+    """They all write to one pipe, which ends with the last of them."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-P", str(tmp_path / "killed.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            assert parent.stdout.readline() in (b"0\n", b"1\n"), "they are at work"
+            parent.kill()
+            parent.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_the_command_line_has_it(tmp_path, capsys, monkeypatch):

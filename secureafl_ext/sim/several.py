@@ -1,12 +1,13 @@
 """Several runs: one after the other, on a GPU in threads side by side, or in processes of their own."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.queues import SimpleQueue
 
 import torch
@@ -97,8 +98,15 @@ def cpu_threads(count: int) -> Iterator[None]:
 def enter(news: SimpleQueue, stop: threading.Event, threads: int) -> None:
     """In a process, first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the one that began it, which says when to stop
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     WORKER.update(news=news, stop=stop)
+
+
+def end_with_parent() -> None:
+    """Who is killed says nothing, and its processes would keep the device until their runs, and a few more, are done."""
+    parent_process().join()
+    os._exit(1)
 
 
 def one_of(i: int, settings: Settings) -> Outcome:

@@ -41,6 +41,7 @@ CHOSEN = {
     "sageflow": {"warmup": 2_000},
     "zeno++": {"eps": 0.1, "every": 1},
     "aflguard": {"radius": 2.5},
+    "async-defender": {"weight": "shifted"},
 }
 
 

@@ -104,7 +104,7 @@ def enter(news: SimpleQueue, stop: threading.Event, threads: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Who is killed says nothing, and its processes would keep the device until their runs, and a few more, are done."""
+    """Who is killed says nothing: its processes would keep the device until their runs, and a few more, are done."""
     parent_process().join()
     os._exit(1)
 

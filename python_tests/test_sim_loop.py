@@ -170,8 +170,8 @@ def test_captured_rounds_are_the_eager_ones(defense, attack):
         for _ in range(3):
             captured.advance(24)
             eager.advance(24)
-        kinds = {malicious for malicious, phase in captured.captured.graphs}
-        assert kinds == ({False} if attack == "none" else {False, True})
+        graphs, kinds = captured.captured.graphs, {False} if attack == "none" else {False, True}
+        assert {malicious for malicious, phase in graphs} == kinds and len(graphs) >= 2 * len(kinds)
         assert torch.equal(captured.server.model, eager.server.model)
         assert torch.equal(captured.accepted, eager.accepted)
 

@@ -1,6 +1,9 @@
 import pytest
 import torch
+from pretended import Pretended
 from ranks import Ranks
+
+from secureafl_ext.sim import several
 
 # Where there is a GPU every test of an op runs on it too, and fails if the extension was built without CUDA.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -14,6 +17,15 @@ def device(request) -> str:
 @pytest.fixture
 def random() -> torch.Generator:
     return torch.Generator().manual_seed(20260404)
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path) -> Pretended:
+    """What runs, in place of the simulator; files go to a folder of the test's own."""
+    made = Pretended()
+    monkeypatch.setattr(several, "run_many", made)
+    monkeypatch.chdir(tmp_path)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,10 @@
 """A loop that only pretends to learn, for what stands around it."""
 
+from secureafl_ext.sim import cli
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
+
+BACKDOORS = ("scaling", "dba", "pgd", "neurotoxin", "3dfed")  # what has a success beside an error
 
 
 class Pretended:
@@ -12,7 +15,7 @@ class Pretended:
         self.processes = 1  # at the last call
         self.error = lambda settings: 0.5
         self.asr = lambda settings: None
-        self.more = lambda settings: {}  # of the summary
+        self.more = lambda settings: {"rounds_per_second": 5.0}  # of the summary
         self.stop_after, self.stop = None, KeyboardInterrupt()
 
     def __call__(self, many, watch=None, done=None, processes=1):
@@ -25,3 +28,12 @@ class Pretended:
             watch(i, point)
             summary = {"error": point.error, "asr": point.asr, "seconds": 1.0, **self.more(settings)}
             done(i, Outcome(settings, [point], summary))
+
+
+def failure(capsys, *argv: str) -> str:
+    """What a refused command says on stderr."""
+    assert cli.main(list(argv)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err

@@ -2,36 +2,29 @@
 
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from pretended import Pretended
+from pretended import BACKDOORS, Pretended
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.sim import calibrate, cli, grids, paper, pictures, servers, several, sheet, show
-from secureafl_ext.sim.attacks import ATTACKS
+from secureafl_ext.sim import cli, grids, paper, servers, show
 from secureafl_ext.sim.defenses import DEFENSES
-from secureafl_ext.sim.grids import Cell
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
 PNG = b"\x89PNG\r\n\x1a\n"
-BACKDOORS = ("scaling", "dba", "pgd", "neurotoxin", "3dfed")
 
 
 @pytest.fixture
-def pretended(monkeypatch, tmp_path) -> Pretended:
+def pretended(pretended) -> Pretended:
     """Half the error is the success of a backdoor."""
-    made = Pretended()
-    made.asr = lambda settings: made.error(settings) / 2 if settings.attack in BACKDOORS else None
-    made.more = lambda settings: {"estimation_error": settings.rounds / 1e4}
-    monkeypatch.setattr(several, "run_many", made)
-    monkeypatch.chdir(tmp_path)
-    return made
+    pretended.asr = lambda settings: pretended.error(settings) / 2 if settings.attack in BACKDOORS else None
+    pretended.more = lambda settings: {"estimation_error": settings.rounds / 1e4}
+    return pretended
 
 
 def call(line: str) -> int:
@@ -63,74 +56,6 @@ def test_every_table_and_figure_of_the_paper_is_listed(capsys):
     assert printed.count("[fashion-mnist, cifar10, cifar100, tiny-imagenet, udacity]") == 2
 
 
-def test_the_paper_has_as_many_numbers_as_its_tables_have_cells():
-    counts = {
-        name: {data: sum(row != paper.OPTION for row, _ in cells) for data, cells in table.paper.items()}
-        for name, table in paper.TABLES.items()
-    }
-    images = dict.fromkeys(["fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"])
-    assert counts["main"] == dict.fromkeys(images, 7 * 11) | {"udacity": 6 * 5}
-    assert counts["asyncdefender"] == dict.fromkeys(images, 11) | {"udacity": 5}
-    fashion = {"alpha": 3 * 11, "variants": 5 * 11, "estimation-error": 6, "memory": 1}
-    fashion |= {"runtime-clients": 4 * 3, "runtime-parameters": 4 * 3}
-    assert {name: counts[name] for name in fashion} == {name: {"fashion-mnist": n} for name, n in fashion.items()}
-    assert all(counts[name] == {} for name in ("malicious", "delay", "degree", "clients", "max-norm"))
-
-
-@pytest.mark.parametrize(
-    ("table", "dataset", "cell", "value"),
-    [
-        ("main", "fashion-mnist", ("kardam", "scaling"), (0.79, 0.92)),
-        ("main", "fashion-mnist", ("secureafl", "adaptive"), (0.18,)),
-        ("main", "cifar10", ("sageflow", "neurotoxin"), (0.79, 0.92)),
-        ("main", "cifar100", ("zeno++", "scaling"), (0.21, 0.68)),
-        ("main", "tiny-imagenet", ("basgd", "3dfed"), (0.56, 0.02)),
-        ("main", "udacity", ("zeno++", "sign-flip"), (math.inf,)),
-        ("main", "udacity", ("async-sgd", "gaussian"), (1.10,)),
-        ("asyncdefender", "cifar100", ("async-defender", "pgd"), (0.71, 0.67)),
-        ("asyncdefender", "udacity", ("async-defender", "min-max"), (0.29,)),
-        ("alpha", "fashion-mnist", ("0.6", "neurotoxin"), (0.20, 0.01)),
-        ("variants", "fashion-mnist", ("secureafl-iii", "dba"), (0.68, 0.53)),
-        ("estimation-error", "fashion-mnist", ("estimation_error", "450"), (0.68,)),
-        ("memory", "fashion-mnist", ("float32", "GB"), (0.456,)),
-        ("runtime-clients", "fashion-mnist", ("AFLGuard", "300"), (0.08,)),
-        ("runtime-parameters", "fashion-mnist", ("SecureAFL", "500000"), (0.04,)),
-    ],
-)
-def test_numbers_of_the_paper(table, dataset, cell, value):
-    assert paper.TABLES[table].paper[dataset][cell] == value
-
-
-def test_numbers_that_the_paper_prints_twice_agree():
-    """Also with those that `calibrate` aims at, which were typed in apart."""
-    main = paper.MAIN["fashion-mnist"]
-    for column in paper.COLUMNS:
-        ours = main["secureafl", column]
-        assert paper.TABLES["alpha"].paper["fashion-mnist"]["0.8", column] == ours
-        assert paper.TABLES["variants"].paper["fashion-mnist"]["secureafl", column] == ours
-    for dataset, targets in calibrate.TARGETS.items():
-        for attack, target in targets.items():
-            known = tuple(number for number in target if number is not None)
-            assert paper.MAIN[dataset][calibrate.UNDEFENDED, attack] == known
-
-
-def test_two_numbers_are_the_backdoors_alone():
-    for table in paper.TABLES.values():
-        for numbers in table.paper.values():
-            assert all(len(value) == (2 if column in BACKDOORS else 1) for (_, column), value in numbers.items())
-    assert list(paper.COLUMNS) == list(ATTACKS)
-
-
-@pytest.mark.parametrize("name", [name for name, table in paper.TABLES.items() if table.how == "runs"])
-def test_every_number_of_the_paper_has_a_cell_that_is_run(name):
-    for dataset in paper.TABLES[name].datasets:
-        plan = grids.plan(name, Settings(), {"dataset": dataset}, {}, 1)
-        [part, *_] = parts = grids.collect(plan, [], "not run")
-        assert set(part.paper) <= {key for key, cell in part.cells.items() if not cell.undefined}
-        runs = [settings for settings in plan.runs() if settings.dataset == dataset and settings.defense in DEFENSES]
-        assert len(runs) == sum(len(part.cells) for part in parts)
-
-
 def test_what_the_paper_sets_by_data_set():
     def setup(dataset: str, **given: object) -> Settings:
         return grids.plan("main", Settings(), {"dataset": dataset, **given}, {}, 1).base.resolve()
@@ -154,16 +79,6 @@ def test_main_is_every_method_under_every_attack_with_every_seed(pretended):
     assert Path("secureafl-results/main-fashion-mnist.png").read_bytes().startswith(PNG)
 
 
-def test_our_option_stands_beside_the_papers_secureafl_and_nowhere_else():
-    for numbers in paper.TABLES["main"].paper.values():
-        ours, theirs = (
-            {column: value for (row, column), value in numbers.items() if row == name}
-            for name in (paper.OPTION, "secureafl")
-        )
-        assert ours == theirs != {}
-    assert not any(row == paper.OPTION for numbers in paper.MAIN.values() for row, _ in numbers)
-
-
 def test_a_cell_is_the_mean_over_seeds_beside_the_paper(pretended):
     """Seeds end at 0.10 and 0.16: mean 0.13, deviation of a sample 0.0424.."""
     pretended.error = lambda settings: 0.10 + 0.06 * settings.seed
@@ -179,50 +94,6 @@ def test_a_cell_is_the_mean_over_seeds_beside_the_paper(pretended):
 def test_one_seed_has_no_deviation(pretended):
     assert call("--table asyncdefender --out x") == 0
     assert row("x/asyncdefender-fashion-mnist.md", "async-defender")["none"] == ["0.500", "0.24", "+0.260"]
-
-
-@pytest.mark.parametrize(
-    ("values", "theirs", "is_reached"),
-    [
-        ([(0.15,)], (0.12,), True),
-        ([(0.1501,)], (0.12,), False),
-        ([(0.01,)], (0.12,), True),
-        ([(0.10,), (0.20,)], (0.12,), True),
-        ([(0.10,), (0.21,)], (0.12,), False),
-        ([(0.1, 0.10)], (0.12, 0.07), True),
-        ([(0.1, 0.11)], (0.12, 0.07), False),
-        ([(0.2, 0.07)], (0.12, 0.07), False),
-        ([(0.5,)], (math.inf,), True),
-        ([(math.inf,)], (math.inf,), True),
-        ([(math.inf,)], (0.17,), False),
-        ([(math.nan,)], (0.17,), False),
-        ([(0.1,)], None, False),
-        ([], (0.12,), False),
-    ],
-)
-def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_reached):
-    assert sheet.reached(Cell(values), theirs, sheet.NEAR) == is_reached
-
-
-@pytest.mark.parametrize(
-    ("values", "text", "apart"),
-    [
-        ([(math.inf,)], "inf", "+inf"),
-        ([(math.inf,), (0.2,)], "inf", "+inf"),
-        ([(0.25,), (0.35,)], "0.300 ± 0.071", "+0.130"),
-        ([(0.25,)], "0.250 (1 of 2)", "+0.080"),
-        ([], "-", "-"),
-    ],
-)
-def test_what_diverged_or_is_missing_is_said(values, text, apart):
-    seeds = 1 if values == [(math.inf,)] else 2
-    assert sheet.spelled(Cell(values), 3, seeds) == text
-    assert sheet.difference(Cell(values), (0.17,), 3) == apart
-    assert sheet.difference(Cell(values), None, 3) == "-"
-
-
-def test_equal_infinities_do_not_differ():
-    assert sheet.difference(Cell([(math.inf,)]), (math.inf,), 2) == "+0.00"
 
 
 def test_the_head_says_how_it_came_about(pretended):
@@ -350,44 +221,6 @@ def test_memory_is_that_of_the_servers_state(pretended):
     assert len(SecureAFL(torch.zeros(3), 2).state_dict()["models"]) == kept
     half = ((m + 2) * n * d + kept * d) * 4 / 1e9
     assert row("x/memory-fashion-mnist.md", "float16")["GB"] == [f"{half:.3f}", "-", "-"]
-
-
-@pytest.fixture
-def drawn(monkeypatch) -> list:
-    """The figures that would be saved."""
-    figures = []
-    monkeypatch.setattr(pictures, "_save", lambda path, figure: figures.append(figure))
-    return figures
-
-
-def test_a_heat_map_is_coloured_by_the_worst_number_and_has_no_colour_for_a_gap(drawn):
-    cells = {("a", "x"): Cell([(0.2, 0.75)]), ("a", "y"): Cell([]), ("b", "x"): Cell([(math.inf,)])}
-    cells["b", "y"] = Cell([(0.25,), (0.75,)])
-    part = grids.Part("", ["a", "b"], ["x", "y"], cells, {("a", "y"): (0.125,)})
-    pictures.heat(Path("unused.png"), "a heading", [part])
-    ours, theirs = drawn[0].axes
-    assert (ours.get_title(), theirs.get_title()) == ("ours", "paper")
-    assert ours.images[0].get_array().filled(-1).tolist() == [[0.75, -1], [1.0, 0.5]]
-    assert theirs.images[0].get_array().filled(-1).tolist() == [[-1, 0.125], [-1, -1]]
-    assert [text.get_text() for text in ours.texts] == ["0.20\n0.75", "-", "inf", "0.50"]
-    pictures.heat(Path("unused.png"), "a heading", [dataclasses.replace(part, paper={})])
-    assert len(drawn[1].axes) == 1
-
-
-def test_curves_have_their_deviations_and_leave_out_what_is_not_there(drawn):
-    cells = {("a", "5"): Cell([(0.25, 0.5), (0.75, 0.5)]), ("a", "7"): Cell([]), ("a", "9"): Cell([(math.inf, 1.0)])}
-    part = grids.Part("pgd", ["a"], ["5", "7", "9"], cells, {("a", "9"): (0.125,)})
-    pictures.curves(Path("unused.png"), "a heading", [part])
-    [panel] = drawn[0].axes
-    error, success = panel.containers
-    assert error.lines[0].get_xydata().tolist() == [[0, 0.5]]
-    assert success.lines[0].get_xydata().tolist() == [[0, 0.5], [2, 1.0]]
-    [bar] = error.lines[2][0].get_segments()
-    deviation = math.sqrt(2) / 4  # of 0.25 and 0.75, as a sample
-    assert bar[:, 1].tolist() == pytest.approx([0.5 - deviation, 0.5 + deviation])
-    paper_line = next(line for line in panel.lines if line.get_label() == "a, paper")
-    assert paper_line.get_ydata()[2] == 0.125 and math.isnan(paper_line.get_ydata()[0])
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["5", "7", "9"]
 
 
 @pytest.fixture

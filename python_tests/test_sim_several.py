@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from pretended import Pretended
 
 from secureafl_ext.sim import cli, defenses, loop, several
 from secureafl_ext.sim.settings import Settings
@@ -110,13 +109,6 @@ def test_no_process_outlives_the_one_that_began_it(tmp_path):
                 os.killpg(parent.pid, signal.SIGKILL)
 
 
-def test_the_command_line_has_it(tmp_path, capsys, monkeypatch):
-    pretended = Pretended()
-    pretended.more = lambda settings: {"rounds_per_second": 5.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(several, "run_many", pretended)
-        assert cli.main(["sweep", "seed=0,1", "--processes", "2", "--out", str(tmp_path)]) == 0
-    assert len(pretended.ran) == 2 and pretended.processes == 2
-    capsys.readouterr()
+def test_no_process_is_no_number_of_them(tmp_path, capsys):
     assert cli.main(["run", "--processes", "0", "--out", str(tmp_path)]) == 2
     assert "processes must be 1 or more, got 0" in capsys.readouterr().err

@@ -80,12 +80,13 @@ def check_server(device: str) -> None:
     """Every client uploads twice, to a server with wide and one with narrow steps; each round as the reference says."""
     verdicts = set()
     for lr in (WIDE, NARROW):
-        server, _ = filled(torch.zeros(1000, device=device), 9, MEMORY, lr=lr)
+        paper = {"factors": "pooled", "on_reject": "step", "store": "all"}
+        server, _ = filled(torch.zeros(1000, device=device), 9, MEMORY, lr=lr, **paper)
         for client, update in islice(arrivals(9, 1000, device), 18):
             before, model = server.state_dict(), server.model.clone()
             receipt = server.submit(client, update, server.version)
             factor = reference.lipschitz(update, before["last_updates"][client], model, before["last_models"][client])
-            factors = torch.cat([before["factors"][: int(before["recorded"])], factor[None]])
+            factors = torch.cat([before["factors"][0, : int(before["recorded"])], factor[None]])
             accepted = factor <= factors.quantile(server.config.quantile)
             past = (before[name] for name in ("last_updates", "last_models", "dw", "dg", "pairs", "seen"))
             direction = reference.aggregate(model, update, client, accepted, *past)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from secureafl_ext import SecureAFL
 
-PAST = 512  # factors already judged
+PAST = 512  # rounds already done, and factors of a pooled Q
 DERIVED = ("gram", "along", "oldest", "weights", "status")  # what a fused server works out from the rest
 
 
@@ -29,8 +29,9 @@ def filled(model: Tensor, n: int, m: int, **settings) -> tuple[SecureAFL, dict]:
     state = server.state_dict()
     fill(state, model)
     state["models"][:] = model
-    state["factors"][:PAST].uniform_(0, 100, generator=torch.Generator(model.device).manual_seed(SEED))
-    state["recorded"].fill_(PAST)
+    held = min(PAST, state["factors"].shape[1])
+    state["factors"][:, :held].uniform_(0, 100, generator=torch.Generator(model.device).manual_seed(SEED))
+    state["recorded"].fill_(held)
     state["version"] = PAST
     for name in DERIVED:
         state.pop(name, None)

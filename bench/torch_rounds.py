@@ -44,7 +44,7 @@ class Memory:
         self.model = state["models"][0]
         self.last_updates, self.last_models = state["last_updates"], state["last_models"]  # (n, d)
         self.slots = torch.cat([state["dg"], state["dw"]], 1)  # (n, 2m, d), oldest first
-        self.factors, self.recorded = state["factors"].float(), int(state["recorded"])
+        self.factors, self.recorded = state["factors"].float().flatten(), int(state["recorded"].sum())
 
     def judge(self, client: int, update: Tensor) -> Tensor:
         factor = (update - self.last_updates[client]).norm() / (self.model - self.last_models[client]).norm()

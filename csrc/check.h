@@ -124,6 +124,11 @@ class Check {
     if (value < least || value > most) refuse(op_, what, " ", least, " to ", most, ", got ", value);
   }
 
+  // `what` says what the number must be: "lr must be finite".
+  void number(const char* what, double value, bool fits) const {
+    if (!fits) refuse(op_, what, ", got ", value);
+  }
+
   void trim(int64_t trim, int64_t rows) const {
     if (trim < 0) refuse(op_, "trim must be 0 or more, got ", trim);
     if (trim >= (rows + 1) / 2) {  // 2 * trim >= rows, but for the overflow
@@ -131,9 +136,7 @@ class Check {
     }
   }
 
-  void trust(double trust) const {
-    if (!(trust >= 0)) refuse(op_, "trust must be 0 or more (inf: no cap), got ", trust);
-  }
+  void trust(double trust) const { number("trust must be 0 or more (inf: no cap)", trust, trust >= 0); }
 
  private:
   void dtype(const char* name, const Tensor& tensor, ScalarType expected, const char* like) const {

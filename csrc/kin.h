@@ -15,8 +15,8 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
                  int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen, Tensor products,
                  Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor seen_factors, Tensor recorded,
                  Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
-                 int64_t span, int64_t known, double kin, double crowd, double turned, double least, double least_sum,
-                 double least_apart, double near) {
+                 bool hold, int64_t span, int64_t known, double kin, double crowd, double turned, double least,
+                 double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -35,16 +35,17 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
   arrival.check<Device>(check, op, n);
+  const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
+  settings.check(check);
+  check.within("span must lie in", span, 1, INT32_MAX);
+  if constexpr (Device::kHostReads) {
+    for (int64_t k = 0; k < n; ++k) check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
+  }
 
   const Device device(models);
   Kin r{};
   const Outcome outcome = arrival.put(r);
-  r.lr = lr;
-  r.quantile = quantile;
-  r.max_norm = max_norm;
-  r.filter = filter;
-  r.receive = receive;
-  r.store_all = store_all;
+  settings.put(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.n = n;

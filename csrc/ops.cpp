@@ -6,7 +6,7 @@
   "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
   "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "            \
   "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, "        \
-  "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all"
+  "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all, bool hold"
 
 // The schemas, each once. Kernels register themselves for their device at the foot of cpu/*.cpp and cuda/*.cu;
 // fake kernels and docstrings are in secureafl_ext/ops.py.
@@ -26,6 +26,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
   m.def("step_(" SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
+  m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
   m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
   m.def("apply_(Tensor sums, Tensor(p!) verdict, Tensor(q!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def(
@@ -38,10 +39,9 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
       "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) seen_factors, Tensor(k!) recorded, "
-      "Tensor(l!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, int "
-      "span, "
-      "int known, float kin, float crowd, float turned, float least, float least_sum, float least_apart, float near) "
-      "-> (Tensor, Tensor, Tensor)");
+      "Tensor(l!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, "
+      "bool hold, int span, int known, float kin, float crowd, float turned, float least, float least_sum, "
+      "float least_apart, float near) -> (Tensor, Tensor, Tensor)");
   m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
   m.def("resnet_gradient(Tensor vector, Tensor x, Tensor y, int classes) -> Tensor");
   m.def("resnet_predict(Tensor vector, Tensor x, int classes) -> Tensor");

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -10,6 +12,7 @@
 
 // The ops on a server's state, from arguments to result, as front.h has the others. A Device brings
 //   step(round, like)      judge, pass, renew
+//   fits(n, m, half, shared_bytes)   whether it has the shared memory for that
 //   refresh(round)         factors from products alone
 //   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
 //   kHostReads             whether the host may look into tensors without waiting
@@ -36,6 +39,14 @@ struct Clients {
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
   }
 
+  // Where the host can read them; a kernel clamps them instead.
+  void check_values(const Check& check, int64_t n, int64_t m) const {
+    for (int64_t k = 0; k < n; ++k) {
+      check.within("pairs must lie in", data<int64_t>(pairs)[k], 0, m);
+      check.within("oldest must lie in", data<int64_t>(oldest)[k], 0, m - 1);
+    }
+  }
+
   void put(int64_t n, int64_t m, Round& r) const {
     r.n = n;
     r.m = m;
@@ -53,6 +64,16 @@ struct Clients {
 inline void check_client(const char* op, const Tensor& client, int64_t n) {
   const int64_t given = *data<int64_t>(client);
   if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
+}
+
+// The slots (.., 2m, ..) of clients: an even number of planes, and no more pairs than the solver has room for.
+inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_t n) {
+  const int64_t m = planes / 2;
+  if (planes != 2 * m || m < 1 || m > kMaxPairs || n < 1) {
+    refuse(op, name, " must hold 1 to ", kMaxPairs, " pairs (twice as many planes) of at least 1 client, got ", planes,
+           " planes of ", n, " clients");
+  }
+  return m;
 }
 
 // What a round leaves for `renew_`.
@@ -84,15 +105,29 @@ struct Arrival {
     check.floats("update", update, "(d,)", {d});
     check.floats("trained_on", trained_on, "(d,)", {d});
     check.state("client", client, ScalarType::Long, "(1,)", {1});
-    check.state("seen_factors", seen_factors, ScalarType::Double, "(room,)", {seen_factors.numel()});
-    check.state("recorded", recorded, ScalarType::Long, "()", {});
+    check.shape("seen_factors", seen_factors, "(lists, room)", {-1, -1});
+    const int64_t lists = seen_factors.size(0), room = seen_factors.size(1);
+    if ((lists != 1 && lists != n) || room < 1 || lists * room > INT32_MAX) {
+      refuse(op, "seen_factors must have shape (1, room) or (n, room) = (", n, ", room), room 1 or more and less than ",
+             "2^31 places in all, got (", lists, ", ", room, ")");
+    }
+    check.state("seen_factors", seen_factors, ScalarType::Double, "(lists, room)", {lists, room});
+    check.state("recorded", recorded, ScalarType::Long, "(lists,)", {lists});
     check.state("counts", counts, ScalarType::Long, "(5,)", {5});
-    if constexpr (Device::kHostReads) check_client(op, client, n);
+    if constexpr (Device::kHostReads) {
+      check_client(op, client, n);
+      for (int64_t list = 0; list < lists; ++list) {
+        check.within("recorded must lie in", data<int64_t>(recorded)[list], 0, INT64_MAX - 1);
+      }
+    }
     for (const int64_t row : {now_row, next_row}) {
       if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
     }
-    if (next_row == now_row || (d > 0 && data<float>(trained_on) == data<float>(models) + next_row * d)) {
-      refuse(op, "next_row must be a row of its own, got ", next_row);
+    const float* next = data<float>(models) + next_row * d;
+    for (const float* read : {data<float>(trained_on), data<float>(update)}) {
+      if (next_row == now_row || (d > 0 && read == next)) {
+        refuse(op, "next_row must be a row that nothing is read from, got ", next_row);
+      }
     }
   }
 
@@ -102,7 +137,8 @@ struct Arrival {
                           allocate(models, ScalarType::Long, {})};
     float* rows = mutable_data<float>(models);
     r.d = models.size(1);
-    r.room = seen_factors.numel();
+    r.lists = seen_factors.size(0);
+    r.room = seen_factors.size(1);
     r.update = data<float>(update);
     r.trained_on = data<float>(trained_on);
     r.model = rows + now_row * r.d;
@@ -118,6 +154,28 @@ struct Arrival {
   }
 };
 
+// The numbers that every round is set to.
+struct RoundSettings {
+  double lr, quantile, max_norm;
+  bool filter, receive, store_all, hold;
+
+  void check(const Check& check) const {
+    check.number("lr must be finite", lr, std::isfinite(lr));
+    check.number("quantile must lie in 0 to 1", quantile, quantile >= 0 && quantile <= 1);
+    check.number("max_norm must be positive", max_norm, max_norm > 0);
+  }
+
+  void put(Round& r) const {
+    r.lr = lr;
+    r.quantile = quantile;
+    r.max_norm = max_norm;
+    r.filter = filter;
+    r.receive = receive;
+    r.store_all = store_all;
+    r.hold = hold;
+  }
+};
+
 // Without what is given a whole round; with it, judge and pass alone.
 template <typename Device>
 Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
@@ -125,12 +183,13 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
               Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
               Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
               double max_norm, double trust, std::string rule, int64_t trim, bool filter, bool estimate, bool receive,
-              bool store_all) {
+              bool store_all, bool hold) {
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
   const bool half = slots.scalar_type() == ScalarType::Half;
-  const int64_t d = models.size(1), tiles = slots.size(0), planes = slots.size(1), m = planes / 2, n = slots.size(2);
+  const int64_t d = models.size(1), tiles = slots.size(0), n = slots.size(2),
+                m = pairs_in(op, "slots", slots.size(1), n);
   const int64_t columns = Device::columns(op, n, m);
   check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
   check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
@@ -138,8 +197,12 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   check.state("last", last, ScalarType::Float, "(tiles, 2, n, columns)", {tiles, 2, n, columns});
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
+  if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
+  if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
+  const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
+  settings.check(check);
   if (given != nullptr) {
     check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
     check_changes(check, given->verdict, given->changes, n, m);
@@ -151,16 +214,11 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   const Device device(models);
   Round r{};
   const Outcome outcome = arrival.put(r);
-  r.lr = lr;
-  r.quantile = quantile;
-  r.max_norm = max_norm;
+  settings.put(r);
   r.trust = trust;
   r.rule = rule_named(op, rule);
   r.trim = estimate ? trim : 0;  // an update alone is not trimmed
-  r.filter = filter;
   r.estimate = estimate;
-  r.receive = receive;
-  r.store_all = store_all;
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
   clients.put(n, m, r);
@@ -227,12 +285,19 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
 template <typename Device>
 void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
            Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
-  const Check check("renew_", "scales", scales, /*two_byte_types=*/false);
+  constexpr const char* op = "renew_";
+  const Check check(op, "scales", scales, /*two_byte_types=*/false);
   check.shape("scales", scales, "(n, 2m)", {-1, -1});
-  const int64_t n = scales.size(0), m = scales.size(1) / 2;
+  const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
   check_changes(check, verdict, changes, n, m);
+  if constexpr (Device::kHostReads) {
+    clients.check_values(check, n, m);
+    const Verdict given = *data<Verdict>(verdict);
+    check.within("verdict must be of a client in", given.client, 0, n - 1);
+    check.within("verdict must be of a slot in", given.slot, 0, m - 1);
+  }
   check.trust(trust);
   Round r{};
   r.trust = trust;
@@ -240,15 +305,26 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
+// Whether this device has a round for so many clients and pairs. shared_bytes: of a block, if not the device's own.
+template <typename Device>
+bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, std::optional<int64_t> shared_bytes) {
+  constexpr const char* op = "round_fits";
+  Device::columns(op, clients, pairs);
+  return Device(like).fits(clients, pairs, half, shared_bytes);
+}
+
 // Factors from products alone, for a state that was put together elsewhere.
 template <typename Device>
 void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tensor factors, Tensor status,
              const Tensor& pairs, const Tensor& oldest, const Tensor& seen, double trust) {
-  const Check check("refresh_", "scales", scales, /*two_byte_types=*/false);
+  constexpr const char* op = "refresh_";
+  const Check check(op, "scales", scales, /*two_byte_types=*/false);
   check.shape("scales", scales, "(n, 2m)", {-1, -1});
-  const int64_t n = scales.size(0), m = scales.size(1) / 2;
+  const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
+  if constexpr (Device::kHostReads) clients.check_values(check, n, m);
+  check.trust(trust);
   Round r{};
   r.trust = trust;
   clients.put(n, m, r);
@@ -266,4 +342,5 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
     m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
     m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
     m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
+    m.impl("round_fits", TORCH_BOX(&secureafl::round_fits<secureafl::Device>));   \
   }

@@ -1,14 +1,21 @@
 """The server once more, in NumPy and float64, step by step as the algorithm reads: the oracle of test_server."""
 
+from fractions import Fraction
+
 import numpy as np
 import oracles
+
+SETTING_NAMES = (
+    "lr", "memory", "quantile", "max_norm", "trust", "rule", "trim", "store", "pairs", "max_staleness", "factors",
+    "window", "on_reject", "filter", "estimate", "receive",
+)  # fmt: skip
 
 
 class SlowServer:
     def __init__(self, model, clients, **settings):
         self.__dict__.update(settings)
         self.models = [np.array(model, dtype=np.float64)]
-        self.last, self.buffer, self.factors = {}, {k: [] for k in range(clients)}, []
+        self.last, self.buffer, self.lists = {}, {k: [] for k in range(clients)}, {}
 
     @property
     def model(self):
@@ -27,9 +34,7 @@ class SlowServer:
             if (w == last_w).all():
                 accepted = bool((g == last_g).all())
             else:
-                factor = np.linalg.norm(g - last_g) / np.linalg.norm(w - last_w)
-                self.factors.append(factor)
-                accepted = bool(factor <= np.quantile(self.factors[-(self.window or 10**9) :], self.quantile))
+                accepted = self.judge(client, np.linalg.norm(g - last_g) / np.linalg.norm(w - last_w))
             accepted = accepted or not self.filter
 
         estimates = {k: self.estimated(k, now) for k in self.last if k != client}
@@ -44,8 +49,20 @@ class SlowServer:
             if not first:
                 self.push(client, w - self.last[client][1], g - self.last[client][0])
             self.last[client] = g, w
-        self.models.append(now - self.lr * direction)
+        holds = self.on_reject == "hold" and not accepted
+        self.models.append(now if holds else now - self.lr * direction)
         return accepted
+
+    def judge(self, client, factor):
+        pooled = self.factors == "pooled"
+        kept = self.lists.setdefault("all" if pooled else client, [])
+        kept.append(factor)
+        kept[:] = kept[-(self.window or (10**9 if pooled else 32)) :]
+        if pooled:
+            return bool(factor <= np.quantile(kept, self.quantile))
+        # All clients weigh the same: the share of the others below it, the new factor itself left out.
+        below = sum(Fraction(sum(bool(f < factor) for f in one), len(one)) for one in self.lists.values())
+        return below <= Fraction(self.quantile) * (len(self.lists) - Fraction(1, len(kept)))
 
     def push(self, k, s, y):
         if s @ y > 1e-8 * (s @ s):

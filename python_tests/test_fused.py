@@ -96,8 +96,9 @@ def test_any_number_of_parameters(device, d):
         {"memory": 5},
         {"rule": "mean"},
         {"rule": "trimmed_mean", "trim": 2},
-        {"rule": "trimmed_mean", "trim": 2, "store": "accepted"},
-        {"store": "accepted", "quantile": 0.5},
+        {"rule": "trimmed_mean", "trim": 2},
+        {"store": "all", "on_reject": "step", "quantile": 0.5},
+        {"factors": "pooled", "store": "all", "on_reject": "step"},
         {"window": 5},
         {"trust": 0.2},
         {"trust": float("inf")},
@@ -358,7 +359,7 @@ def test_a_client_that_there_is_not_is_refused_by_the_op():
     for client in (-1, 4):
         with pytest.raises(RuntimeError, match=rf"step_: client must lie in 0..3, got {client}"):
             server.enqueue(torch.tensor([client]), torch.ones(30), torch.zeros(30))
-    with pytest.raises(RuntimeError, match="step_: next_row must be a row of its own, got 1"):
+    with pytest.raises(RuntimeError, match="step_: next_row must be a row that nothing is read from, got 1"):
         server.enqueue(torch.tensor([1]), torch.ones(30), server.models[1])
     assert server.version == 0 and not server.seen.any()
 

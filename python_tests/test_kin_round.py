@@ -126,14 +126,16 @@ def left_out(server):
     "settings",
     [
         {},
-        {"store": "accepted", "quantile": 0.5},
+        {"quantile": 0.5},
         {"filter": False},
         {"receive": False},
         {"window": 7},
         {"max_norm": 0.5},
         {"max_norm": INF},
         {"max_staleness": 0},
-        {"quantile": 0.0},
+        {"quantile": 0.0, "store": "all", "on_reject": "step"},
+        {"factors": "pooled", "store": "all", "on_reject": "step"},
+        {"on_reject": "step"},
         {"pairs": "rounds"},
     ],
     ids=str,
@@ -166,7 +168,7 @@ def test_first_updates_are_clipped_with_their_products(device):
 
 def test_averages_that_reach_back_no_further_than_said(device):
     plain, ours = oracle(3, 20), make(device, 3, 20)
-    drive((plain, ours), Arrivals(3, 20, strange=False), 60 + 4 * SPAN)
+    drive((plain, ours), Arrivals(3, 20, strange=False), 60 + 5 * SPAN)
     agree(ours, plain)
     assert (ours.state_dict()["met"] > SPAN).all()
 
@@ -238,7 +240,8 @@ def test_without_estimates_the_round_is_composed():
 
 @pytest.mark.parametrize("store", ["all", "accepted"])
 def test_forgotten_clients_start_anew(device, store):
-    servers = oracle(16, 60, store=store), make(device, 16, 60, store=store)
+    settings = {"store": store, "on_reject": "step"}
+    servers = oracle(16, 60, **settings), make(device, 16, 60, **settings)
     arrivals = Arrivals(16, 60)
     for client in (*arrivals.active[:3], arrivals.active[-1]):
         drive(servers, arrivals, 60)
@@ -324,7 +327,7 @@ REFUSALS = {
     "centre": (torch.zeros(3, dtype=F64), "centre must have shape (n,) = (4,), got (3,)"),
     "rounds": (torch.zeros(1, dtype=torch.int64), "rounds must have shape (), got (1,)"),
     "counts": (torch.zeros(4, dtype=torch.int64), "counts must have shape (5,) = (5,), got (4,)"),
-    "next_row": (0, "next_row must be a row of its own, got 0"),
+    "next_row": (0, "next_row must be a row that nothing is read from, got 0"),
     "now_row": (6, "rows must lie in 0..5, got 6"),
 }
 
@@ -373,12 +376,12 @@ class Emulated:
         self.run, self.seed = library("kin").kin_step, seed
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
-        state, (lr, quantile, max_norm, *flags), bounds = rest[:11], rest[11:17], rest[17:]
+        state, (lr, quantile, max_norm, *flags), bounds = rest[:11], rest[11:18], rest[18:]
         results = torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=F64), torch.zeros((), dtype=torch.int64)
         tensors = pointers(
             update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state, *results
         )
-        whole = [len(state[0]), models.shape[1], state[-3].numel(), *flags]
+        whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
         real = [lr, quantile, max_norm, *bounds]
         self.run(
             (ctypes.c_void_p * len(tensors))(*tensors),

@@ -6,7 +6,7 @@ In float64 a round is composed of plain ops, in float32 and without corrections 
 import numpy as np
 import pytest
 import torch
-from slow_server import SlowServer
+from slow_server import SETTING_NAMES, SlowServer
 from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
@@ -68,10 +68,9 @@ class Twin:
 
     def __init__(self, server):
         self.config, n = server.config, server.clients
-        names = ("lr", "memory", "quantile", "max_norm", "trust", "store", "pairs", "max_staleness", "window", "filter",
-                 "estimate", "receive")  # fmt: skip
-        settings = {name: getattr(self.config, name) for name in names}
-        self.slow = SlowServer(np.zeros(SIZE), n, combine=self.combine, **settings)
+        settings = {name: getattr(self.config, name) for name in SETTING_NAMES}
+        self.slow = SlowServer(np.zeros(SIZE), n, **settings)
+        self.slow.combine = self.combine
         self.means, self.met, self.centre = np.zeros((n, n)), np.zeros(n, int), np.zeros(n)
 
     def submit(self, client, update, version):
@@ -85,6 +84,9 @@ class Twin:
         if len(rows) == 0:
             return np.zeros(SIZE)
         senders = [*others, i] if accepted else others
+        known = [k for k in senders if self.met[k] >= KNOWN]
+        if 2 * len(known) >= len(senders):  # the others are on probation
+            rows, senders = rows[[senders.index(k) for k in known]], known
         usual = np.median(np.linalg.norm(rows, axis=1))
         finite = np.isfinite(self.update).all()
         if i in last and finite and (accepted or self.config.store == "all"):
@@ -132,7 +134,7 @@ class Twin:
 
 SETTINGS = {
     "remembered updates": {},
-    "rejected ones forgotten": {"store": "accepted", "quantile": 0.6},
+    "rejected ones remembered": {"store": "all", "on_reject": "step", "quantile": 0.6},
     "no filter, short first ones": {"filter": False, "max_norm": 0.5},
     "corrections": {"memory": 2, "trust": 0.3},
 }

@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles import relative_error
 from slow_rows import TWINS
-from slow_server import SlowServer
+from slow_server import SETTING_NAMES, SlowServer
 from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL, rowwise
@@ -22,15 +22,17 @@ class SlowRows:
     """The slow server with a row-wise rule: only how it combines rows is another, and who sent them is told."""
 
     def __init__(self, config):
-        names = ("lr", "memory", "quantile", "max_norm", "trust", "store", "pairs", "max_staleness", "window", "filter",
-                 "estimate", "receive")  # fmt: skip
         self.config, self.centre, self.rounds = config, np.zeros(SIZE), 0
-        settings = {name: getattr(config, name) for name in names}
-        self.server = SlowServer(np.zeros(SIZE), CLIENTS, combine=self.combine, **settings)
+        settings = {name: getattr(config, name) for name in SETTING_NAMES}
+        self.server = SlowServer(np.zeros(SIZE), CLIENTS, **settings)
+        self.server.combine = self.combine
 
     def submit(self, client, update, version):
-        self.client = client
-        return self.server.submit(client, update, version)
+        self.client, centre = client, self.centre
+        accepted = self.server.submit(client, update, version)
+        if self.config.on_reject == "hold" and not accepted:
+            self.centre = centre
+        return accepted
 
     def combine(self, rows):
         c = self.config
@@ -85,7 +87,7 @@ def arrivals(server, rounds, world):
 
 SETTINGS = {
     "remembered updates": {},
-    "all rejected ones forgotten": {"store": "accepted", "quantile": 0.5},
+    "rejected ones remembered": {"store": "all", "on_reject": "step", "quantile": 0.5},
     "received ones ignored": {"receive": False},
     "no estimates": {"estimate": False},
     "no filter, short first": {"filter": False, "max_norm": 0.7},
@@ -115,7 +117,7 @@ def test_a_server_follows_the_slow_one_round_by_round(rule, name, device):
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_kept_inner_products_are_those_of_the_history(store, dtype, device):
     server = SecureAFL(torch.zeros(SIZE, dtype=dtype, device=device), CLIENTS, memory=0, rule="spectral", store=store,
-                       quantile=0.5, history_dtype=dtype, lr=0.1)  # fmt: skip
+                       on_reject="step", quantile=0.5, history_dtype=dtype, lr=0.1)  # fmt: skip
     for arrival in arrivals(server, 60, World()):
         server.submit(*arrival)
     stats, state = server.stats(), server.state_dict()
@@ -157,7 +159,7 @@ def test_the_account_of_corrections_is_that_of_the_op(client, device):
     history, update = known(device), torch.ones(SIZE, dtype=F64, device=device)
     model, taken = torch.zeros_like(update), torch.tensor(True, device=device)
     rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    _, ours = rows.aggregate(torch.tensor([client], device=device), update, model, taken, taken, history)
+    _, ours = rows.aggregate(torch.tensor([client], device=device), update, model, taken, taken, taken, history)
     past = history.tensors().values()
     _, theirs = torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, 1.0, "mean", 0)
     assert ours.tolist() == theirs.tolist() and len(set(ours.tolist())) == 4
@@ -170,7 +172,7 @@ def test_an_estimate_that_leaves_the_floats_is_the_last_update(device):
     history.dw.fill_(1.0)
     update, taken = torch.full((SIZE,), 3e38, device=device), torch.tensor(True, device=device)
     rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    direction, _ = rows.aggregate(torch.tensor([0], device=device), update, update / 1e37, taken, taken, history)
+    direction, _ = rows.aggregate(torch.tensor([0], device=device), update, update / 1e37, taken, taken, taken, history)
     assert torch.allclose(direction, update)
 
 

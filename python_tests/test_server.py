@@ -7,19 +7,24 @@ import numpy as np
 import pytest
 import torch
 from oracles import relative_error
-from slow_server import SlowServer
+from slow_server import SETTING_NAMES, SlowServer
 
 from secureafl_ext import SecureAFL
 
 SIZE, CLIENTS = 12, 6
+PAPER = {"factors": "pooled", "on_reject": "step", "store": "all"}
 SETTINGS = {
-    "paper": {},
+    "default": {},
+    "paper": PAPER,
+    "paper, window": {**PAPER, "window": 7},
+    "steps on": {"on_reject": "step"},
+    "pooled": {"factors": "pooled"},
     "no cap": {"trust": float("inf"), "memory": 2},
     "one pair": {"memory": 1, "quantile": 0.5},
     "no pairs": {"memory": 0},
     "trimmed mean": {"rule": "trimmed_mean", "trim": 1},
-    "store accepted": {"store": "accepted", "quantile": 0.6},
-    "window": {"window": 7},
+    "store all": {"store": "all", "on_reject": "step", "quantile": 0.6},
+    "window": {"window": 3},
     "tight first clip": {"max_norm": 0.5},
     "fresh only": {"max_staleness": 0},
     "as printed": {"pairs": "rounds"},
@@ -55,7 +60,7 @@ def make(device="cpu", **settings):
 def drive(server, rounds, seed=0, world=None, slow=None):
     """The same arrivals for both; returns the slow server and the accepted flags of both."""
     world = world or World(seed)
-    settings = {"lr": server.config.lr, **{k: getattr(server.config, k) for k in SETTING_NAMES}}
+    settings = {name: getattr(server.config, name) for name in SETTING_NAMES}
     slow = slow or SlowServer(np.zeros(SIZE), CLIENTS, **settings)
     flags = []
     for _ in range(rounds):
@@ -64,12 +69,6 @@ def drive(server, rounds, seed=0, world=None, slow=None):
         receipt = server.submit(client, torch.from_numpy(update).to(server.model.device), version)
         flags.append((bool(receipt.accepted), expected))
     return slow, flags
-
-
-SETTING_NAMES = [
-    "memory", "quantile", "max_norm", "trust", "rule", "trim", "store", "pairs", "max_staleness", "window", "filter",
-    "estimate", "receive",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -243,7 +242,7 @@ def test_saved_killed_and_resumed_is_bit_identical(tmp_path, device, name):
 
 
 def test_factors_grow_beyond_their_first_room(tmp_path):
-    server = SecureAFL(torch.zeros(2), 2, estimate=False, filter=False, lr=1e-3)
+    server = SecureAFL(torch.zeros(2), 2, estimate=False, filter=False, lr=1e-3, factors="pooled")
     random = torch.Generator().manual_seed(0)
     for _ in range(1100):
         server.submit(int(torch.randint(2, (), generator=random)), torch.randn(2, generator=random), server.version)
@@ -333,7 +332,7 @@ def test_a_round_is_captured_in_a_cuda_graph_and_waits_for_nothing():
     assert torch.equal(server.model, twin.model)
 
 
-@pytest.mark.parametrize("name", ["paper", "no pairs", "as printed", "Variant I", "store accepted"])
+@pytest.mark.parametrize("name", ["default", "paper", "no pairs", "as printed", "Variant I", "store all"])
 def test_a_forgotten_client_is_a_new_one(name, device):
     server = make(device, **SETTINGS[name])
     world = World()
@@ -341,6 +340,7 @@ def test_a_forgotten_client_is_a_new_one(name, device):
     server.forget(3)
     del slow.last[3]
     slow.buffer[3] = []
+    slow.lists.pop(3, None)
     assert server.seen.tolist() == [True, True, True, False, True, True]
     _, flags = drive(server, 60, world=world, slow=slow)
     assert all(ours == theirs for ours, theirs in flags) and server.seen.all()

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .config import FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
+from .config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
+from .factors import empty_factors, factor_weights, forget_factors, most_below
 from .history import History
 from .rowwise import RowWise
 
@@ -15,9 +16,8 @@ class Composed:
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         self.config, self.clients = config, clients
         self.history = History(clients, config.memory, size, config.dtype, device)
-        self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
-        self.recorded = torch.zeros((), dtype=torch.int64, device=device)  # factors ever recorded
-        self.counts = torch.zeros(5, dtype=torch.int64, device=device)
+        self.factors, self.recorded = empty_factors(config, clients, device)
+        self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.rows = RowWise(config, clients, size, device) if config.row_wise else None
         self._clients = torch.arange(clients, device=device).split(1)
 
@@ -44,22 +44,24 @@ class Composed:
         update, factor, reason = self._judge(who, update, trained_on)
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
+        steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
         if self.rows and self.config.estimate:
             taken = accepted & self.config.receive
-            direction, status = self.rows.aggregate(who, update, model, taken, stored, self.history)
+            direction, status = self.rows.aggregate(who, update, model, taken, stored, steps, self.history)
         else:
             direction, status = self._aggregate(client, update, model, accepted)
         if self.config.pairs == "rounds":
             self._push_estimates(who, model)
         self.history.remember(who, update, trained_on, stored)
         stepped = model - self.config.lr * direction
-        models[new] = torch.where(stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
+        models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
         return accepted, factor, reason
 
     def forget(self, client: int) -> None:
         self.history.forget(client)
+        forget_factors(self.factors, self.recorded, client)
         if self.rows:
             self.rows.forget(client)
 
@@ -70,6 +72,10 @@ class Composed:
     def estimates(self, model: Tensor) -> Tensor:
         *past, seen = self.history.tensors().values()
         return ops.estimate(model, *past, self.config.trust) * seen[:, None]
+
+    def number_of(self, client: int) -> Tensor:
+        """(1) int64, on the device."""
+        return self._clients[client]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         return self.history.of(client)[:2]
@@ -85,23 +91,25 @@ class Composed:
         factor = ops.lipschitz(update, last_update, trained_on, last_model)
         moved = (trained_on != last_model).any()
         defined = known & finite & moved & factor.isfinite()
-        steep = self._record(factor, defined) | ~factor.isfinite()
+        steep = self._record(client, factor, defined) | ~factor.isfinite()
         reason = torch.where(moved, STEEP * steep, SAME_VERSION * (factor != 0))
         reason = torch.where(known, reason if self.config.filter else torch.zeros_like(reason), FIRST)
         reason = torch.where(finite, reason, NOT_FINITE)
         return update, torch.where(defined, factor, torch.nan), reason
 
-    def _record(self, factor: Tensor, when: Tensor) -> Tensor:
-        """Put the factor into Q; true if it is above Q's quantile.
+    def _record(self, client: Tensor, factor: Tensor, when: Tensor) -> Tensor:
+        """Put the factor of client (1) into Q; true if more than the share `quantile` of the others lies below it.
 
-        With linear interpolation, factor <= quantile(Q) says the same as: at most floor((|Q| - 1) quantile) of Q lie
-        strictly below it. Counting needs no sort.
+        With equal weights this is factor > quantile(Q) with linear interpolation. Counting needs no sort.
         """
-        here = (self.recorded % len(self.factors)).reshape(1)
-        self.factors.scatter_(0, here, torch.where(when, factor, self.factors[here]).reshape(1))
-        self.recorded += when
-        size = self.recorded.clamp(max=len(self.factors))
-        return (self.factors < factor).sum() > ((size - 1).double() * self.config.quantile).floor()
+        weights, place = factor_weights(self.factors, self.recorded, client)
+        below = torch.where(self.factors < factor, weights, 0).sum()
+        steep = below > most_below(weights, self.config.quantile)
+        before = self.factors.view(-1).index_select(0, place)
+        self.factors.view(-1).index_copy_(0, place, torch.where(when, factor, before))
+        rows = place // self.factors.shape[1]
+        self.recorded.index_add_(0, rows, when.long().reshape(1))
+        return steep
 
     def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """(the direction to step along, the status of each client's correction)"""

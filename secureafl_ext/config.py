@@ -17,6 +17,9 @@ RULES = {
     "kinship": "row-wise",
 }
 STORES = ("all", "accepted")
+FACTORS = ("per_client", "pooled")
+ON_REJECT = ("hold", "step")
+WINDOW, FIRST_ROOM = 32, 1024  # factors kept of each client; room of a pooled Q at first
 PAIRS = ("received", "rounds")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -42,10 +45,17 @@ class Config:
     trust: float = 1.0  # a correction is at most this many times as long as the update it corrects; inf: no cap
     rule: str = "median"
     trim: int = 0  # values dropped on either side by trimmed_mean
-    store: str = "all"  # remember every finite update, or only "accepted" ones
+    store: str = "accepted"  # remember only accepted updates; "all", as in the paper: every finite one
     pairs: str = "received"  # pairs of consecutive uploads; "rounds": also of each round's own estimates, as printed
     max_staleness: int = 10  # tau_max: how many versions back an update may have been computed
-    window: int | None = None  # judge by the last so many factors; None: all
+    # Q: "per_client" keeps the last factors of every client, and all clients weigh the same; "pooled", as in the paper,
+    # is one list, in which a client that uploads often weighs more, up to choosing the quantile alone
+    factors: str = "per_client"
+    window: int | None = None  # factors kept, of each client or in all; None: 32 of each client, or all
+    # A rejected update: "hold" leaves the model as it is; "step", as in the paper, steps along the remembered updates,
+    # so that a client that sends garbage chooses how often they are applied
+    on_reject: str = "hold"
+    spacing: int = 0  # rounds of other clients between two of the same one; an update that comes earlier is refused
     history_dtype: str = "float32"  # of the pairs; float16: scaled by a power of two each, all else float32
     filter: bool = True
     estimate: bool = True
@@ -70,7 +80,14 @@ class Config:
         need(self.store in STORES, "store", f"one of {', '.join(STORES)}")
         need(self.pairs in PAIRS, "pairs", f"one of {', '.join(PAIRS)}")
         need(self.max_staleness >= 0, "max_staleness", "0 or more")
+        need(self.factors in FACTORS, "factors", f"one of {', '.join(FACTORS)}")
         need(self.window is None or self.window > 0, "window", "None or positive")
+        need(self.on_reject in ON_REJECT, "on_reject", f"one of {', '.join(ON_REJECT)}")
+        # Else a rejected update could be stored at a model that then stays: the client's next factor would be
+        # undefined, so rejected too, and so on for ever.
+        fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
+        need(fits, "on_reject", f"'step' with store={self.store!r}")
+        need(self.spacing >= 0, "spacing", "0 or more")
         need(self.history_dtype in DTYPES, "history_dtype", f"one of {', '.join(DTYPES)}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
         need(self.buckets >= 1, "buckets", "1 or more")
@@ -84,6 +101,15 @@ class Config:
     def row_wise(self) -> bool:
         """Whether the rule weighs whole updates by their inner products; the mean does so in buckets alone."""
         return RULES[self.rule] == "row-wise" or self.buckets > 1
+
+    @property
+    def room(self) -> int:
+        """Factors that a list of Q has room for at first; without a window a pooled Q grows."""
+        return self.window or (FIRST_ROOM if self.factors == "pooled" else WINDOW)
+
+    @property
+    def grows(self) -> bool:
+        return self.factors == "pooled" and self.window is None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .config import Config
+from .config import COUNTS, Config
+from .factors import empty_factors, forget_factors
 
 step = torch.ops.secureafl.step_.default  # the op itself: finding its overload anew costs some 10 us a call
 
@@ -15,7 +16,18 @@ def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether this round exists fused; the composed one takes what is left."""
     most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
     plain = config.pairs == "received" and config.history_dtype != "float64" and 1 <= config.memory <= most_pairs
-    return plain and not config.row_wise and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
+    if not plain or config.row_wise or clients > _C.MOST_CLIENTS or device.type not in ("cpu", "cuda"):
+        return False
+    half = config.history_dtype == "float16"
+    return torch.ops.secureafl.round_fits(
+        torch.empty(0, device=device), padded(clients, config, device), config.memory, half
+    )
+
+
+def padded(clients: int, config: Config, device: torch.device) -> int:
+    """Clients that the layout has room for: a tile is a whole number of 16-byte pieces."""
+    columns = _C.tile_columns(device.type == "cuda", clients, config.memory)
+    return clients if columns >= 4 else -(-clients // 4) * 4
 
 
 class Fused:
@@ -31,19 +43,19 @@ class Fused:
 
         self.config, self.clients, self.size, m = config, clients, size, config.memory
         columns = _C.tile_columns(device.type == "cuda", clients, m)
-        n = clients if columns >= 4 else -(-clients // 4) * 4
+        n = padded(clients, config, device)
         tiles = -(-size // columns)
         self.slots = zeros(tiles, 2 * m, n, columns, dtype=config.pair_dtype)  # y's, then s's
         self.last = zeros(tiles, 2, n, columns)  # w, then g
-        self.scales = torch.ones(n, 2 * m, device=device)  # a slot's values are to be multiplied by this
+        self.scales = zeros(n, 2 * m) + 1  # a slot's values are to be multiplied by this
         self.gram = zeros(n, m * (2 * m + 1), dtype=torch.float64)  # inner products of the slots
         self.along = zeros(n, 2 * m + 2, dtype=torch.float64)  # slots . x, x . x, g . g, with x = model - w
         self.weights = zeros(n, 2 * m + 2)  # of the slots and x in the next estimate; the last is not used
         self.status = zeros(n, dtype=torch.int32)
         self.pairs, self.oldest = zeros(n, dtype=torch.int64), zeros(n, dtype=torch.int64)
         self.seen = zeros(n, dtype=torch.bool)
-        self.factors = torch.full((config.window or 1024,), torch.inf, dtype=torch.float64, device=device)  # Q
-        self.recorded, self.counts = zeros((), dtype=torch.int64), zeros(5, dtype=torch.int64)
+        self.factors, self.recorded = empty_factors(config, n, device)
+        self.counts = zeros(len(COUNTS), dtype=torch.int64)
         self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
         self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
         c = config
@@ -51,7 +63,7 @@ class Fused:
         self._per_client += self.pairs, self.oldest, self.seen
         self._past = self.slots, self.last, *self._per_client
         self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
-        self._settings += c.filter, c.estimate, c.receive, c.store == "all"
+        self._settings += c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
 
     def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
         who = client if isinstance(client, Tensor) else self._clients[client]
@@ -72,6 +84,11 @@ class Fused:
         """Without these nothing else of a client is ever read."""
         for rows in (self.seen, self.pairs, self.oldest):
             rows[client] = 0
+        forget_factors(self.factors, self.recorded, client)
+
+    def number_of(self, client: int) -> Tensor:
+        """(1) int64, on the device."""
+        return self._clients[client]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
@@ -82,7 +99,9 @@ class Fused:
         n, m = self.clients, self.config.memory
         ages = self._slots()  # (n, m)
         return {
-            **{name: getattr(self, name).to(device, copy=True) for name in ("factors", "recorded", "counts")},
+            "factors": self.factors[:n].to(device, copy=True),
+            "recorded": self.recorded[:n].to(device, copy=True),
+            "counts": self.counts.to(device, copy=True),
             "last_updates": self._rows(self.last, 1).to(device),
             "last_models": self._rows(self.last, 0).to(device),
             "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
@@ -94,14 +113,16 @@ class Fused:
         """From a state of either kind; `model` is the current one."""
         n, m = self.clients, self.config.memory
         carried = "gram" in state
-        for name in ("recorded", "counts"):
-            getattr(self, name).copy_(state[name])
-        self.factors = state["factors"].to(self.factors.device, copy=True)
+        self.counts.copy_(state["counts"])
+        if self.config.grows:
+            self.factors = torch.empty_like(state["factors"], device=self.factors.device)
+        self.factors[:n] = state["factors"].to(self.factors.device)
+        self.recorded[:n] = state["recorded"].to(self.recorded.device)
         for name in _PER_CLIENT if carried else ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
         if not carried:  # slots start anew, the oldest pair in the first
             self.oldest[:n] = state.get("oldest", torch.zeros(n, dtype=torch.int64)).to(self.oldest.device)
-            self.scales[:n] = state.get("scales", torch.ones(n, 2 * m)).to(self.scales.device)
+            self.scales[:n] = state.get("scales", torch.ones(n, 2 * m, dtype=torch.float32)).to(self.scales.device)
             ages = self._slots()  # (n, m)
             self.scales.copy_(self.scales.gather(1, torch.cat([ages, m + ages], 1)))
             self.oldest.zero_()

@@ -28,7 +28,8 @@ class KinRound(Composed):
         super().__init__(config, clients, size, device)
         h, rows, kin, c = self.history, self.rows, self.rows.kinship, config
         self._past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, kin.centre, rows.rounds
-        self._settings = c.lr, c.quantile, c.max_norm, c.filter, c.receive, c.store == "all", *BOUNDS
+        self._settings = c.lr, c.quantile, c.max_norm, c.filter, c.receive, c.store == "all"
+        self._settings += c.on_reject == "hold", *BOUNDS
 
     def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
         who = client if isinstance(client, Tensor) else self._clients[client]

@@ -60,6 +60,14 @@ class Kinship:
         self.means.index_copy_(0, client, after[None]).index_copy_(1, client, after[:, None])
         self.met.index_copy_(0, client, met + counts.any())
 
+    def past_probation(self, mask: Tensor) -> Tensor:
+        """(n) bool: those of mask that are known; all of mask until half of them are.
+
+        Without this a client that is new, or was forgotten and came again, would count in full before it is judged.
+        """
+        known = mask & (self.met >= KNOWN)
+        return torch.where(2 * known.sum() >= mask.sum(), known, mask)
+
     def kept(self, mask: Tensor) -> Tensor:
         """(n) bool: those of mask who neither crowd nor turn against the rest."""
         known = mask & (self.met >= KNOWN)

@@ -27,6 +27,15 @@ class Receipt:
 def stale(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
     """What a submission gets whose model is no longer kept."""
     kept = f"the server keeps {newest - max_staleness} to {newest}"
+    return _refused(newest - version, newest, f"stale: version {version}, {kept}", device)
+
+
+def too_soon(client: int, since: int, spacing: int, staleness: int, newest: int, device: torch.device) -> Receipt:
+    """What a submission gets before its client's turn."""
+    reason = f"too soon: {since} rounds of others since the last one of client {client}, spacing is {spacing}"
+    return _refused(staleness, newest, reason, device)
+
+
+def _refused(staleness: int, newest: int, reason: str, device: torch.device) -> Receipt:
     no = torch.tensor(False, device=device)
-    none = torch.full_like(no, torch.nan, dtype=torch.float64)
-    return Receipt(no, none, newest - version, newest, f"stale: version {version}, {kept}")
+    return Receipt(no, torch.full_like(no, torch.nan, dtype=torch.float64), staleness, newest, reason)

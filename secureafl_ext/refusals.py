@@ -5,6 +5,8 @@ from operator import index
 import torch
 from torch import Tensor
 
+from . import _C
+
 
 def check_start(who: str, model: Tensor, clients: int) -> None:
     """Refuse what no server starts from."""
@@ -12,6 +14,8 @@ def check_start(who: str, model: Tensor, clients: int) -> None:
         raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {describe(model)}")
     if not model.isfinite().all():
         raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
+    if model.device.type == "cuda" and _C.build_info()["cuda"] is None:
+        raise ValueError(f"{who}: model must be on the CPU, this build has no CUDA kernels, got {model.device}")
     if clients < 1:
         raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
 

@@ -42,11 +42,19 @@ class RowWise:
             self.kinship.forget(client)
 
     def aggregate(
-        self, client: Tensor, update: Tensor, model: Tensor, taken: Tensor, stored: Tensor, history: History
+        self,
+        client: Tensor,
+        update: Tensor,
+        model: Tensor,
+        taken: Tensor,
+        stored: Tensor,
+        steps: Tensor,
+        history: History,
     ) -> tuple[Tensor, Tensor]:
         """(the direction to step along (d), the status of each client's correction (n)); before history.remember.
 
         client: (1) int64    taken, stored: () bool, whether the update takes part in this round, and in those to come
+        steps: () bool, whether the model will step along the direction
         """
         update = torch.where(taken | stored, update, 0)  # if not finite, not even to be multiplied by zero
         corrected = self.config.memory > 0 and self.config.trust > 0
@@ -61,6 +69,7 @@ class RowWise:
             else:
                 lengths = self.products.diagonal().sqrt()
             norms = products.diagonal().sqrt()
+            mask = self.kinship.past_probation(mask)
             usual = median_of(norms, mask)
             known = history.seen.index_select(0, client)
             self.kinship.meet(client, along, square.sqrt(), lengths, usual, known & stored)
@@ -75,7 +84,7 @@ class RowWise:
         direction = others @ rows + own * update
         if of_centre is not None:
             direction += of_centre * self.centre
-            self.centre.copy_(torch.where(mask.any() & direction.isfinite(), direction, self.centre))
+            self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
         status = self._account(client, rows, history) if corrected else torch.zeros_like(history.pairs)
         return direction, status

@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from operator import index
 from pathlib import Path
@@ -12,8 +14,9 @@ from torch import Tensor
 from . import checkpoint, fused, kin_round, sharded
 from .composed import Composed
 from .config import COUNTS, DTYPES, Config
+from .factors import grown, largest_accepted
 from .kinship import Kinship
-from .receipt import Receipt, stale
+from .receipt import Receipt, stale, too_soon
 from .refusals import check, check_kept, check_start, check_state, name_of
 
 
@@ -41,10 +44,13 @@ class SecureAFL:
         trust: float = 1.0,
         rule: str = "median",
         trim: int = 0,
-        store: str = "all",
+        store: str = "accepted",
         pairs: str = "received",
         max_staleness: int = 10,
+        factors: str = "per_client",
         window: int | None = None,
+        on_reject: str = "hold",
+        spacing: int = 0,
         history_dtype: torch.dtype = torch.float32,
         filter: bool = True,
         estimate: bool = True,
@@ -58,32 +64,38 @@ class SecureAFL:
         ranks = sharded.ranks_of(process_group, getattr(model, "device", None))
         with sharded.Telling(ranks, ranks and ranks.count):
             config = Config(
-                lr,
-                memory,
-                quantile,
-                max_norm,
-                trust,
-                rule,
-                trim,
-                store,
-                pairs,
-                max_staleness,
-                window,
-                name_of(history_dtype),
-                filter,
-                estimate,
-                receive,
-                buckets,
-                remove,
-                radius,
-                iterations,
+                lr=lr,
+                memory=memory,
+                quantile=quantile,
+                max_norm=max_norm,
+                trust=trust,
+                rule=rule,
+                trim=trim,
+                store=store,
+                pairs=pairs,
+                max_staleness=max_staleness,
+                factors=factors,
+                window=window,
+                on_reject=on_reject,
+                spacing=spacing,
+                history_dtype=name_of(history_dtype),
+                filter=filter,
+                estimate=estimate,
+                receive=receive,
+                buckets=buckets,
+                remove=remove,
+                radius=radius,
+                iterations=iterations,
             )
             self._start(model, clients, config, ranks)
         if ranks:
             ranks.start((config, clients), len(model))
 
+    @torch.inference_mode(False)  # else the state could never be written to outside of it
     def _start(self, model: Tensor, clients: int, config: Config, ranks: "sharded.Ranks | None") -> None:
         check_start("SecureAFL", model, clients)
+        if config.spacing >= clients:
+            raise ValueError(f"SecureAFL: spacing must be less than clients = {clients}, got {config.spacing}")
         if model.dtype == torch.float64 and config.dtype != torch.float64:
             raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
         if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
@@ -111,13 +123,16 @@ class SecureAFL:
             kin = kin_round.fits(config, clients, model.device)
             self._engine = (fused.Fused if fits else kin_round.KinRound if kin else Composed)(*arguments)
         self._ranks, self._telling = ranks, self._engine.telling if ranks else sharded.Telling(None)
-        self._stale = 0
+        self._stale = self._too_soon = 0
+        self._turns = [0] * clients  # the version that each client's last round made; 0: none
         self._lock = threading.RLock()
+        self._stream = current_stream(model.device)
 
     @property
     def model(self) -> Tensor:
         """The current model (d), not to be written to; it keeps its values for the next max_staleness rounds."""
-        return self._rows[self.version % len(self._rows)].to(self.dtype)
+        with self._ordered():
+            return self._rows[self.version % len(self._rows)].to(self.dtype)
 
     @property
     def models(self) -> Tensor:
@@ -126,7 +141,7 @@ class SecureAFL:
 
     def model_at(self, version: int) -> Tensor:
         """The model of one of the last max_staleness + 1 versions (d), not to be written to."""
-        with self._lock:
+        with self._ordered():
             check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
             return self._rows[version % len(self._rows)].to(self.dtype)
 
@@ -135,8 +150,8 @@ class SecureAFL:
         return self.config.lr
 
     def forget(self, client: int) -> None:
-        """As if the client had never come, so that another may have its number. Model and Q stay as they are."""
-        with self._lock:
+        """As if the client had never come, so that another may have its number. The model stays as it is."""
+        with self._ordered():
             with self._telling:
                 if not 0 <= index(client) < self.clients:
                     raise ValueError(f"SecureAFL.forget: client must lie in 0..{self.clients - 1}, got {client}")
@@ -145,20 +160,24 @@ class SecureAFL:
 
     def checkout(self) -> tuple[Tensor, int]:
         """A copy of the current model, and its version, for a client to train on."""
-        with self._lock:
+        with self._ordered():
             return self.model.clone(), self.version
 
     def stats(self) -> dict[str, int]:
-        """Rounds accepted and rejected (non_finite among these), stale submissions, corrections capped or given up."""
-        with self._lock:
-            return {**dict(zip(COUNTS, self._engine.counts.tolist(), strict=True)), "stale": self._stale}
+        """Rounds accepted and rejected (non_finite among these), corrections capped or given up; submissions that were
+        refused without a round: stale, too_soon."""
+        with self._ordered():
+            counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
+            return {**counts, "stale": self._stale, "too_soon": self._too_soon}
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """One round: judge, estimate, aggregate, remember, step. `version` is that of the model trained on.
 
-        A caller's mistake is an error, a version no longer kept a receipt with a reason; neither is a round.
+        A caller's mistake is an error. A version that is no longer kept, or an update before the client's turn (see
+        `spacing`), gets a receipt with a reason. Neither is a round.
         """
         with self._lock:
+            self._follow_stream()
             who, models = "SecureAFL.submit", self._models
             try:  # `with` would take the host a microsecond of every round
                 client, version = check(who, models, self.dtype, self.clients, self.version, client, update, version)
@@ -166,19 +185,48 @@ class SecureAFL:
                 self._telling.tell()
                 raise
             staleness, trained_on = self.version - version, self._rows[version % len(self._rows)]
-            kept = staleness <= self.config.max_staleness
+            kept, waited = staleness <= self.config.max_staleness, self._waited(client)
             if self._ranks:
                 facts = {"client": client, "version": version, "the server's version": self.version}
-                self._engine.judge(facts, client, update.detach(), trained_on if kept else None)
+                self._engine.judge(facts, client, update.detach(), trained_on if kept and waited else None)
             if not kept:
                 self._stale += 1
                 return stale(version, self.version, self.config.max_staleness, update.device)
+            if not waited:
+                self._too_soon += 1
+                since = self.version - self._turns[client]
+                return too_soon(client, since, self.config.spacing, staleness, self.version, update.device)
 
-            self.reserve(1)
+            if self.config.grows:
+                self.reserve(1)
             update = update.detach()  # as a number: no graph may grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
-            return self._round(client, update, trained_on, staleness)
+            receipt = self._round(client, update, trained_on, staleness)
+            if self.config.spacing:
+                self._turns[client] = self.version
+            return receipt
+
+    def _waited(self, client: int) -> bool:
+        """Whether enough rounds of other clients have passed since the client's last one."""
+        return not self._turns[client] or self.version - self._turns[client] >= self.config.spacing
+
+    def _follow_stream(self) -> None:
+        """On a GPU: work on this thread's stream waits for what the server has queued on another one."""
+        if self._stream is None:
+            return
+        stream = current_stream(self._models.device)
+        if stream != self._stream:
+            if not torch.cuda.is_current_stream_capturing():  # a graph's stream must not wait for others
+                stream.wait_stream(self._stream)
+            self._stream = stream
+
+    @contextmanager
+    def _ordered(self) -> Iterator[None]:
+        """One call at a time, behind what earlier ones have queued."""
+        with self._lock:
+            self._follow_stream()
+            yield
 
     def _meet(self, call: str, facts: dict[str, int]) -> None:
         if self._ranks:
@@ -195,14 +243,15 @@ class SecureAFL:
         if not self.capturable:
             expected = f"a fused one ({fused.LIMITS}) or have a row-wise rule"
             raise ValueError(f"SecureAFL.enqueue: the server must be {expected}, got another")
-        with self._lock:
+        with self._ordered():
             update, trained_on = (tensor.detach().to(self._models.dtype) for tensor in (update, trained_on))
             return self._round(client, update, trained_on, None)
 
     @property
     def capturable(self) -> bool:
         """Whether `enqueue` exists for these settings."""
-        return self._ranks is None and (isinstance(self._engine, fused.Fused) or self.config.row_wise)
+        fits = isinstance(self._engine, fused.Fused) or self.config.row_wise
+        return fits and self._ranks is None and self.config.spacing == 0  # turns are counted on the host
 
     def phase(self) -> int:
         """Enqueued rounds of one phase are the same kernels on the same memory."""
@@ -211,15 +260,18 @@ class SecureAFL:
     def _round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None) -> Receipt:
         now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
         accepted, factor, reason = self._engine.round(client, update, trained_on, self._models, now, new)
+        if self.dtype != self._models.dtype:  # what is handed out must not leave the narrower floats either
+            model, stepped = self._rows[now], self._rows[new]
+            stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
         self.version += 1
         return Receipt(accepted, factor, staleness, self.version, reason)
 
+    @torch.inference_mode(False)
     def reserve(self, rounds: int) -> None:
-        """Room in Q for the factors of so many rounds to come: without a window it grows as the rounds do."""
-        factors, needed = self._engine.factors, self.version + rounds
-        if self.config.window is None and needed > len(factors):
-            more = max(needed - len(factors), len(factors))
-            self._engine.factors = torch.cat([factors, factors.new_full((more,), torch.inf)])
+        """Room in Q for the factors of so many rounds to come: factors="pooled" without a window keeps all."""
+        needed = self.version + rounds
+        if self.config.grows and needed > self._engine.factors.shape[1]:
+            self._engine.factors = grown(self._engine.factors, needed)
 
     # What an onlooker may ask, none of it needed for a round: how far estimates are off, how near an attack may come.
 
@@ -244,46 +296,49 @@ class SecureAFL:
 
     def estimates(self) -> Tensor:
         """(n, d): what every client would send now; zeros for those not seen. Takes a pass over the history."""
-        with self._lock:
+        with self._ordered():
             self._meet("estimates", {"version": self.version})
             return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
     def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
         """What client (1) int64 sent last, and the model it was computed on, (d) each; zeros if it never did."""
-        with self._lock:
+        with self._ordered():
             update, model = self._engine.last_of(client)
             return update.to(self.dtype), model.to(self.dtype)
 
-    def threshold(self) -> Tensor:
-        """() float64: the largest factor that would be accepted now, its own place in Q counted; inf if any would."""
-        with self._lock:
-            factors, recorded = self._engine.factors, self._engine.recorded
-            place = recorded % len(factors)  # where the next one goes; what is there counts no more
-            others = torch.where(torch.arange(len(factors), device=factors.device) == place, torch.inf, factors)
-            rank = (recorded.clamp(max=len(factors) - 1).double() * self.config.quantile).floor().long()
-            bound = others.sort().values.gather(0, rank.reshape(1))[0]
+    def threshold(self, client: Tensor | None = None) -> Tensor:
+        """() float64: the largest factor that would be accepted now of client (1) int64; inf if any would.
+
+        Without a client, of client 0: clients differ by no more than what one of their own factors weighs in Q.
+        """
+        with self._ordered():
+            client = self._engine.number_of(0) if client is None else client
+            bound = largest_accepted(self._engine.factors, self._engine.recorded, client, self.config.quantile)
             return bound if self.config.filter else torch.full_like(bound, torch.inf)
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """All that a round depends on, by name: copies. Fits servers of the same settings on any device."""
-        with self._lock:
+        with self._ordered():
             self._meet("state_dict", {"version": self.version})
             return self._state()
 
     def _state(self, device: torch.device | None = None) -> dict[str, Tensor | int]:
         tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
-        return {**tensors, "version": self.version, "stale": self._stale}
+        tensors["turns"] = torch.tensor(self._turns)
+        return {**tensors, "version": self.version, "stale": self._stale, "too_soon": self._too_soon}
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
-        with self._lock:
-            may_grow = ("factors",) if self.config.window is None else ()
+        with self._ordered():
+            may_grow = ("factors",) if self.config.grows else ()
             with self._telling:
                 check_state("SecureAFL.load_state_dict", state, self._expected(), may_grow)
             self._meet("load_state_dict", {"version": int(state["version"]), "stale": int(state["stale"])})
             self._models.copy_(state["models"])
             self.version, self._stale = int(state["version"]), int(state["stale"])
+            self._too_soon, self._turns = int(state["too_soon"]), state["turns"].tolist()
             tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             self._engine.load(tensors, self._models[self.version % len(self._models)])
 
@@ -293,14 +348,15 @@ class SecureAFL:
         n, m, (_, d) = self.clients, self.config.memory, self._models.shape
         floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
         pairs = {"dw": (n, m, d), "dg": (n, m, d)}
-        counts = {"recorded": (), "counts": (len(COUNTS),), "pairs": (n,)}
+        lists = 1 if self.config.factors == "pooled" else n
+        counts = {"recorded": (lists,), "counts": (len(COUNTS),), "pairs": (n,), "turns": (n,)}
         return {
             **{name: (shape, self.config.dtype) for name, shape in floats.items()},
             **{name: (shape, self.config.pair_dtype) for name, shape in pairs.items()},
             **({"scales": ((n, 2 * m), torch.float32)} if self.config.pair_dtype == torch.float16 else {}),
             **{name: (shape, torch.int64) for name, shape in counts.items()},
             "seen": ((n,), torch.bool),
-            "factors": (self._engine.factors.shape, torch.float64),
+            "factors": ((lists, self._engine.factors.shape[1]), torch.float64),
             **{name: (tensor.shape, tensor.dtype) for name, tensor in kept.items()},
         }
 
@@ -313,9 +369,9 @@ class SecureAFL:
 
     def _described(self) -> tuple[dict[str, Tensor], dict]:
         """(tensors on the CPU: a GPU may have no room for a second history; the rest)"""
-        with self._lock:
+        with self._ordered():
             tensors = self._state(torch.device("cpu"))
-            numbers = {name: tensors.pop(name) for name in ("version", "stale")}
+            numbers = {name: tensors.pop(name) for name in ("version", "stale", "too_soon")}
             config, dtype = asdict(self.config), name_of(self.dtype)
             return tensors, {"config": config, "clients": self.clients, "dtype": dtype, "state": numbers}
 
@@ -334,3 +390,7 @@ class SecureAFL:
         server = cls(blank, about["clients"], **settings, process_group=process_group)
         server.load_state_dict({**tensors, **about["state"]})
         return server
+
+
+def current_stream(device: torch.device) -> "torch.cuda.Stream | None":
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -46,9 +46,7 @@ inline std::vector<double> update_sums(const Round& r) {
 inline Verdict judge_update(const Round& r, const double* sums) {
   const Standing before = standing_of(r);
   const double factor = factor_of(before, sums);
-  int64_t below = 0;
-  for (int i = 0; i < before.held; ++i) below += lies_below(r, before, i, factor);
-  return decide(r, before, sums, below);
+  return decide(r, before, sums, tally_of(Solo(), r, before, factor));
 }
 
 }  // namespace secureafl::cpu

@@ -62,7 +62,8 @@ struct Cpu {
         if (!wanted(k)) continue;
         const int64_t pairs = h.pairs_of(k);
         if (pairs > 0) cpu::inner_products(h, k, pairs, gram.data());
-        status[k] = coefficients(Solo(), gram.data(), pairs, trust, scratch.data(), factors + k * rows_of(h.m));
+        status[k] =
+            coefficients(Solo(), gram.data(), pairs, trust, kWideRounding, scratch.data(), factors + k * rows_of(h.m));
       }
     });
   }
@@ -90,6 +91,8 @@ struct Cpu {
     }
     return kCpuColumns;
   }
+
+  bool fits(int64_t, int64_t, bool, std::optional<int64_t>) const { return true; }
 
   void step(const Round& r, const Tensor&) const { cpu::step(r); }
 

@@ -9,15 +9,34 @@ namespace secureafl::cuda {
 constexpr int kJudgeThreads = 256;
 constexpr int64_t kJudgeBlocks = 264;
 
+// The sum over the block of each thread's part, in every thread.
+__device__ inline Tally block_tally(const Tally& tally) {
+  constexpr int kWarps = kJudgeThreads / 32;
+  __shared__ Tally parts[kWarps];
+  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
+  const auto sum_of = [&](int64_t value) { return cg::reduce(warp, value, cg::plus<int64_t>()); };
+  const Tally part{sum_of(tally.below), sum_of(tally.all)};
+  if (warp.thread_rank() == 0) parts[warp.meta_group_rank()] = part;
+  __syncthreads();
+  Tally sum{};
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    sum.below += parts[i].below;
+    sum.all += parts[i].all;
+  }
+  return sum;
+}
+
 // The last block sums what all have found, in their order, and decides.
 __device__ inline void decide_together(const Round& r, const Scratch& scratch, const Standing& before) {
-  // A share of Q is on its way while the sums are added up.
-  constexpr int kEarly = 8;
-  double early[kEarly];
+  // Prefetch a part of Q while the sums are added up.
+  constexpr int kFetched = 8;
+  const int64_t places = places_of(r, before);
+  double fetched[kFetched];
 #pragma unroll
-  for (int j = 0; j < kEarly; ++j) {
+  for (int j = 0; j < kFetched; ++j) {
     const int i = threadIdx.x + j * kJudgeThreads;
-    early[j] = i < before.held && i != before.place ? r.seen_factors[i] : INFINITY;
+    fetched[j] = i < places ? r.seen_factors[i] : INFINITY;
   }
   double sums[kSums] = {};
   SECUREAFL_ROLLED
@@ -27,15 +46,16 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   }
   block_sums(sums);
   const double factor = factor_of(before, sums);
-  int below = 0;
+  Tally tally{};
+  const auto add = [&](int64_t i, double value) {
+    if (i < places) add_to_tally(r, before, i, value, factor, tally);
+  };
 #pragma unroll
-  for (int j = 0; j < kEarly; ++j) below += early[j] < factor;
+  for (int j = 0; j < kFetched; ++j) add(threadIdx.x + j * kJudgeThreads, fetched[j]);
 #pragma unroll 8
-  for (int i = threadIdx.x + kEarly * kJudgeThreads; i < before.held; i += kJudgeThreads) {
-    below += lies_below(r, before, i, factor);
-  }
-  below = block_count(below);
-  if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, below);
+  for (int64_t i = threadIdx.x + kFetched * kJudgeThreads; i < places; i += kJudgeThreads) add(i, r.seen_factors[i]);
+  tally = block_tally(tally);
+  if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, tally);
 }
 
 // sums (kSums) += those over this thread's coordinates

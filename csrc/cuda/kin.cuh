@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(Kin r, const Cho
   for (int i = 0; i < kWarps; ++i) direction += parts[i][threadIdx.x];
   g = clipped(v, g);
   if (v.received) direction += choice.own * g;
-  r.next_model[own] = stepped(r, model, direction);
+  r.next_model[own] = stepped(r, v, model, direction);
   if (!v.stored) return;
   r.last_updates[v.client * r.d + own] = g;
   r.last_models[v.client * r.d + own] = w;

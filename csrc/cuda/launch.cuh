@@ -5,8 +5,11 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 // torch declares this for CUDA builds only. Weak: a module with kernels must still load beside a CPU torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
@@ -36,6 +39,22 @@ template <typename T>
 __device__ inline T& shared_memory() {
   extern __shared__ float4 bytes[];
   return *reinterpret_cast<T*>(bytes);
+}
+
+// Prepares a kernel for a device, once: it may then use all of a block's shared memory. Set to what a single launch
+// needs, the limit would change under another thread's launch. Returns whether the kernel's code has PDL instructions:
+// code for an older GPU has none, also where a newer one compiles it from PTX.
+inline bool prepare_kernel(const void* kernel, int32_t device, int64_t most_shared) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int32_t>, bool> prepared;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = prepared.find({kernel, device});
+  if (found != prepared.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "kernel attributes");
+  const auto dynamic = static_cast<int>(most_shared - static_cast<int64_t>(attributes.sharedSizeBytes));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic), "shared memory");
+  return prepared[{kernel, device}] = attributes.ptxVersion >= 90;
 }
 
 // Every launch goes through here: the tensors' device, torch's current stream, a check behind it. Nothing waits.
@@ -71,7 +90,7 @@ class Launcher {
   // all its blocks, or left. GPUs that cannot do so start it behind the other, as always.
   template <typename... Params, typename... Args>
   void early(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes, const Args&... args) const {
-    launch(attribute(cudaDevAttrComputeCapabilityMajor) >= 9, kernel, blocks, threads, shared_bytes, args...);
+    launch(true, kernel, blocks, threads, shared_bytes, args...);
   }
 
  private:
@@ -79,11 +98,7 @@ class Launcher {
   void launch(bool early, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
               const Args&... args) const {
     if (blocks == 0) return;
-    constexpr int64_t kUnasked = 48 * 1024;
-    if (shared_bytes > kUnasked) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-            "shared memory");
-    }
+    const bool has_pdl = prepare_kernel(reinterpret_cast<const void*>(kernel), device_, most_shared());
     cudaLaunchAttribute serial{};
     serial.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     serial.val.programmaticStreamSerializationAllowed = 1;
@@ -93,7 +108,7 @@ class Launcher {
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_;
     config.attrs = &serial;
-    config.numAttrs = early ? 1 : 0;
+    config.numAttrs = early && has_pdl ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, args...), "launch");
   }
 

@@ -34,19 +34,6 @@ __device__ inline void block_sums(double (&values)[kCount]) {
   for (int i = 0; i < kCount; ++i) values[i] = sums[i];
 }
 
-// The sum over the block of one number of each thread, in the first thread.
-__device__ inline int block_count(int value) {
-  __shared__ int parts[kNormThreads / 32];
-  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
-  value = cg::reduce(warp, value, cg::plus<int>());
-  if (warp.thread_rank() == 0) parts[warp.meta_group_rank()] = value;
-  __syncthreads();
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < kNormThreads / 32; ++i) sum += parts[i];
-  return sum;
-}
-
 // partial (2, blocks): this block's share of |g - last_g|^2 and |w - last_w|^2
 template <typename T>
 __global__ void squares_kernel(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* partial) {

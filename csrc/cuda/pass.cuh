@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
     const float direction = ranks.reduce(lanes, keys, r.rule, r.trim, guess);
     const int64_t tile = tile_at(index), c = tile * kColumns + column;
     const bool inside = c < r.d;
-    const float next = stepped(r, here.model, direction), step = inside ? next - here.model : 0.0f;
+    const float next = stepped(r, v, here.model, direction), step = inside ? next - here.model : 0.0f;
     if constexpr (P::kReadsOn) __syncwarp();  // a block has met in the rule
     if (lane == 0 && inside) {
       r.next_model[c] = next;
@@ -303,14 +303,33 @@ void visit_pass(int64_t n, int64_t m, const F& f) {
   }
 }
 
+// Shared memory of a block: what its teams share, and what each of them has.
+template <typename P>
+constexpr int64_t shared_by_teams() {
+  return P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes;
+}
+template <typename P>
+int64_t shared_by_team(int64_t n) {
+  return 2 * Stage<P>::bytes(static_cast<int>(n));
+}
+
+template <typename S>
+int64_t least_shared(int64_t n, int64_t m) {
+  int64_t bytes = 0;
+  visit_pass<S>(n, m, [&](auto pass) {
+    using P = decltype(pass);
+    bytes = shared_by_teams<P>() + shared_by_team<P>(n);
+  });
+  return bytes;
+}
+
 // As many teams in a block as shared memory feeds, and blocks to fill the GPU once.
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r) {
   PassPlan plan{};
   visit_pass<S>(r.n, r.m, [&](auto pass) {
     using P = decltype(pass);
-    const int n = static_cast<int>(r.n);
-    const int64_t fixed = P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes, each_team = 2 * Stage<P>::bytes(n);
+    const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
     const int64_t most = launch.most_shared(), fed = (most - fixed) / each_team, most_teams = P::kMost / P::kThreads;
     const int64_t teams = fed < most_teams ? fed : most_teams;
     if (fixed > most || teams < 1) {

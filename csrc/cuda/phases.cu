@@ -32,14 +32,17 @@ static __global__ void add_up_kernel(const double* judged, int blocks, double* o
   for (int i = 0; i < kSums; ++i) out[i] = sums[i];
 }
 
+struct JudgeTeam {
+  static constexpr int kSize = kJudgeThreads;
+  __device__ int rank() const { return threadIdx.x; }
+};
+
 // One block.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
   const Standing before = standing_of(r);
   const double factor = factor_of(before, sums);
-  int below = 0;
-  for (int i = threadIdx.x; i < before.held; i += kJudgeThreads) below += lies_below(r, before, i, factor);
-  below = block_count(below);
-  if (threadIdx.x == 0) *verdict = decide(r, before, sums, below);
+  const Tally tally = block_tally(tally_of(JudgeTeam(), r, before, factor));
+  if (threadIdx.x == 0) *verdict = decide(r, before, sums, tally);
 }
 
 // A warp for each sum of the pass, and a thread for each client's account.      changes (PassSums::count)

@@ -108,7 +108,8 @@ __global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks,
     gram[product] = sum;
   }
   __syncwarp();
-  const Status outcome = coefficients(WarpTeam(), gram, pairs, trust, scratch, factors + k * rows_of(h.m));
+  const Status outcome =
+      coefficients(WarpTeam(), gram, pairs, trust, kWideRounding, scratch, factors + k * rows_of(h.m));
   if (threadIdx.x == 0) status[k] = wanted(k) ? outcome : Status::kAbsent;
 }
 

@@ -26,6 +26,11 @@ class CudaRound {
     return columns;
   }
 
+  bool fits(int64_t n, int64_t m, bool half, std::optional<int64_t> shared_bytes) const {
+    const int64_t least = half ? cuda::least_shared<__half>(n, m) : cuda::least_shared<float>(n, m);
+    return least <= shared_bytes.value_or(launch_.most_shared());
+  }
+
   void step(const Round& r, const Tensor& like) const {
     const int64_t judges = judge_blocks(r);
     const auto plan = plan_pass(r);

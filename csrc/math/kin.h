@@ -43,6 +43,9 @@ struct Choice {
   float* weights;
 };
 
+// Whether a client has met the others often enough to be judged.
+SECUREAFL_FN bool is_known(const Kin& r, int64_t k) { return static_cast<double>(r.met[k]) >= r.bounds.known; }
+
 // Memory that `choose` works in, near its threads.
 struct Table {
   static constexpr int kParts = 32, kFound = 9;
@@ -84,7 +87,7 @@ SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w,
 
 // The sum over the team of one number of each, in its first thread.
 template <typename Team>
-SECUREAFL_FN int64_t total(const Team& team, int value, const Table& table) {
+SECUREAFL_FN int64_t total(const Team& team, int64_t value, const Table& table) {
   static_assert(Team::kDown <= Table::kParts, "a place for each part");
   value = team.sum_across(value);
   if (team.across() == 0) table.parts[team.down()] = value;
@@ -123,7 +126,7 @@ SECUREAFL_FN int meet(const Team& team, const Kin& r, int client, const double* 
                       const Table& table) {
   const int n = static_cast<int>(r.n);
   int count = 0;
-  const double share = 1 / fmin(static_cast<double>(r.met[client] + 1), r.bounds.span);
+  const double share = 1 / fmin(fmax(static_cast<double>(r.met[client] + 1), 1.0), r.bounds.span);
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const double cut = usual / fmax(table.lengths[k], usual) * usual / fmax(length, usual);
@@ -170,9 +173,7 @@ SECUREAFL_FN double look_from_centre(const Team& team, const Kin& r, const Table
 template <typename Team>
 SECUREAFL_FN void settle(const Team& team, const Kin& r, const Table& table, double* found) {
   const int n = static_cast<int>(r.n);
-  const auto weight = [&](int k) {
-    return static_cast<double>(r.met[k]) >= r.bounds.known ? 1 / fmax(table.far[k], r.bounds.near) : 0.0;
-  };
+  const auto weight = [&](int k) { return is_known(r, k) ? 1 / fmax(table.far[k], r.bounds.near) : 0.0; };
   if (team.down() == 0) {
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) sum += weight(k);
@@ -192,7 +193,7 @@ SECUREAFL_FN void keep(const Team& team, const Kin& r, const Table& table, doubl
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
     table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
-    if (table.is[k] && static_cast<double>(r.met[k]) >= b.known) table.is[k] |= Table::kKnown;
+    if (table.is[k] && is_known(r, k)) table.is[k] |= Table::kKnown;
   }
   const double square = look_from_centre(team, r, table, found);
   SECUREAFL_ROLLED
@@ -292,18 +293,19 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   const double* judged = sums + n;
   const Standing before = standing_of(r);
   const double factor = factor_of(before, judged);
-  int below = 0;
-  SECUREAFL_ABREAST
-  for (int i = team.rank(); i < before.held; i += Team::kSize) below += lies_below(r, before, i, factor);
-  const int64_t all_below = total(team, below, table);
+  const Tally part = tally_of(team, r, before, factor);
+  const int64_t below = total(team, part.below, table);
+  team.sync();  // the first thread has read `parts`
+  const Tally tally{below, total(team, part.all, table)};
   if (team.rank() == 0) {
-    out->verdict = decide(r, before, judged, all_below);
+    out->verdict = decide(r, before, judged, tally);
     ++*r.rounds;
   }
   team.sync();
 
   const Verdict v = out->verdict;
   const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
+  int balance = 0;  // 1 for each known client that could take part, -1 for each other one
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const bool is_client = k == v.client, takes_part = is_client ? v.received : r.seen[k];
@@ -312,7 +314,15 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.is[k] = takes_part ? Table::kTakesPart : 0;
-    table.values[k] = takes_part ? table.norms[k] : INFINITY;
+    balance += takes_part ? (is_known(r, k) ? 1 : -1) : 0;
+  }
+  const int64_t known_less_new = total(team, balance, table);
+  if (team.rank() == 0) table.found[2] = static_cast<double>(known_less_new);
+  team.sync();
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {  // probation: once half are known, the others wait
+    if (table.found[2] >= 0 && !is_known(r, k)) table.is[k] = 0;
+    table.values[k] = table.is[k] ? table.norms[k] : INFINITY;
   }
   team.sync();
   const double usual = median_of(team, table.values, n, table.found);

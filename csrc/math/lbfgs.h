@@ -19,6 +19,10 @@
 namespace secureafl::SECUREAFL_KIND {
 
 constexpr int64_t kMaxPairs = 16;
+// Rounding error of an estimate, in sums of the lengths of its terms: added up in float64, or in float32 by factors
+// that are float32 too.
+constexpr double kWideRounding = 1e-13, kFloatRounding = 2e-6;
+constexpr double kLongest = 1e38;  // terms of an estimate stay below the largest float, 3.4e38
 
 // What the server remembers. Every tensor contiguous; pairs[k] of client k's m slots are filled, oldest first.
 template <typename T>
@@ -138,10 +142,10 @@ enum class Status : int32_t {
 SECUREAFL_BOTH bool is_corrected(Status status) { return status == Status::kCorrected || status == Status::kCapped; }
 
 // Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
-// a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side.
+// a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side. rounding: one of the two above.
 template <typename Team>
-SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs, double trust, double* a,
-                                 double* out) {
+SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs, double trust, double rounding,
+                                 double* a, double* out) {
   if (pairs == 0) return Status::kNoPairs;
   const int size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
@@ -164,25 +168,36 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   if (team.rank() == 0) out[x] = scale;
   team.sync();
 
-  // |B x|^2 is a quadratic form in the same products: no second pass over d. a (2 pairs + 1): its part of each row.
+  // |B x|^2 is a quadratic form in the same products: no second pass over d. a (2, 2 pairs + 1): the part of each row
+  // in it, and in the summed lengths of what B x is a sum of.
   SECUREAFL_ROLLED
   for (int row = team.rank(); row <= size; row += Team::kSize) {
     double part = 0;
     SECUREAFL_ROLLED
     for (int column = 0; column <= size; ++column) part += gram[packed(row, column)] * out[column];
     a[row] = out[row] * part;
+    a[width + row] = fabs(out[row]) * sqrt(fmax(gram[packed(row, row)], 0.0));
   }
   team.sync();
-  double square = 0;
+  double square = 0, reach = 0;
   SECUREAFL_ROLLED
-  for (int row = 0; row <= size; ++row) square += a[row];
+  for (int row = 0; row <= size; ++row) {
+    square += a[row];
+    reach += a[width + row];
+  }
   const double g_square = gram[packed(x + 1, 0)];
-  if (!isfinite(square) || !isfinite(g_square)) return Status::kFallback;
-  const double norm = sqrt(fmax(square, 0.0)), most = trust * sqrt(g_square);
+  if (!isfinite(square) || !isfinite(reach) || !isfinite(g_square)) return Status::kFallback;
+  // Pairs that nearly depend on each other give long terms that cancel up to rounding errors. Where these are not small
+  // against what is left, the cap counts them too.
+  constexpr double kSmall = 0.01;
+  const double exact = sqrt(fmax(square, 0.0)), error = rounding * reach, most = trust * sqrt(g_square);
+  const double norm = error > kSmall * exact ? exact + error : exact;
+  const double shortened = norm > most ? most / norm : 1.0;
+  if (!(reach * shortened < kLongest)) return Status::kFallback;
   team.sync();
   if (!(norm > most)) return Status::kCorrected;
   SECUREAFL_ROLLED
-  for (int row = team.rank(); row <= size; row += Team::kSize) out[row] *= most / norm;
+  for (int row = team.rank(); row <= size; row += Team::kSize) out[row] *= shortened;
   return Status::kCapped;
 }
 

@@ -26,6 +26,7 @@ struct Verdict {
   int32_t client;  // whose update it is
   Reason reason;
   bool received;  // the update takes part in the rule
+  bool steps;     // the model takes a step
   bool stored;    // it becomes the client's last
   bool pushed;    // its pair goes into `slot`
   int32_t slot;
@@ -40,6 +41,7 @@ struct Round {
   Rule rule;
   int64_t trim;
   bool filter, estimate, receive, store_all;
+  bool hold;  // the model takes no step if the update is rejected
   // this round
   const float* update;      // (d)
   const float* trained_on;  // (d)
@@ -49,7 +51,8 @@ struct Round {
   const int64_t* client;    // (): on the device, so that one captured graph serves any client
   bool backwards;           // the order in which tiles are walked: what the last round read last is still in the cache
   // state
-  int64_t n, m, d, tiles, columns, room;
+  int64_t n, m, d, tiles, columns;
+  int64_t lists, room;   // of Q: one list of factors for all clients, or one for each
   bool half;             // slots are float16
   void* slots;           // (tiles, 2m, n, columns)
   float* last;           // (tiles, 2, n, columns)
@@ -61,8 +64,8 @@ struct Round {
   int64_t* pairs;        // (n)
   int64_t* oldest;       // (n)
   bool* seen;            // (n)
-  double* seen_factors;  // (room), unused: inf
-  int64_t* recorded;     // ()
+  double* seen_factors;  // (lists, room): each list is a ring buffer
+  int64_t* recorded;     // (lists): factors ever put into each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
   unsigned* arrived;     // (): blocks of threads that have judged; zero between rounds
   // results
@@ -104,27 +107,40 @@ SECUREAFL_FN float half_scale(double square) {
 struct Standing {
   int32_t client;
   bool known;
-  int64_t recorded;     // factors ever put into Q
-  int32_t held, place;  // how many of them Q holds, and where the next one goes
+  int32_t list;      // of Q that the client's factors go to
+  int64_t recorded;  // factors ever put into that list
+  int64_t place;     // in Q where the next one goes
   int32_t pairs, oldest;
 };
 
-// A client that there is not, which only a device can be told of unchecked, is taken for the nearest.
-SECUREAFL_FN int32_t client_of(const Round& r) {
-  const int64_t client = *r.client, last = r.n - 1;
-  return static_cast<int32_t>(client < 0 ? 0 : client > last ? last : client);
+// The host cannot check numbers that only a device tensor holds. Out-of-range ones are clamped, so that no kernel reads
+// or writes outside its arrays.
+SECUREAFL_BOTH int64_t clamped(int64_t value, int64_t least, int64_t most) {
+  return value < least ? least : value > most ? most : value;
 }
 
+SECUREAFL_FN int32_t client_of(const Round& r) { return static_cast<int32_t>(clamped(*r.client, 0, r.n - 1)); }
+
+SECUREAFL_FN int32_t pairs_of(const Round& r, int64_t k) {
+  return r.m > 0 ? static_cast<int32_t>(clamped(r.pairs[k], 0, r.m)) : 0;
+}
+
+SECUREAFL_FN int32_t oldest_of(const Round& r, int64_t k) {
+  return r.m > 0 ? static_cast<int32_t>(clamped(r.oldest[k], 0, r.m - 1)) : 0;
+}
+
+SECUREAFL_FN int64_t recorded_of(const Round& r, int64_t list) { return r.recorded[list] > 0 ? r.recorded[list] : 0; }
+
 SECUREAFL_FN Standing standing_of(const Round& r) {
-  const int64_t recorded = *r.recorded;
-  const int32_t client = client_of(r);
+  const int32_t client = client_of(r), list = r.lists > 1 ? client : 0;
+  const int64_t recorded = recorded_of(r, list);
   return {client,
           r.seen[client],
+          list,
           recorded,
-          static_cast<int32_t>(recorded < r.room ? recorded : r.room),
-          static_cast<int32_t>(recorded < r.room ? recorded : recorded % r.room),
-          static_cast<int32_t>(r.m > 0 ? r.pairs[client] : 0),
-          static_cast<int32_t>(r.m > 0 ? r.oldest[client] : 0)};
+          list * r.room + (recorded < r.room ? recorded : recorded % r.room),
+          pairs_of(r, client),
+          oldest_of(r, client)};
 }
 
 // The factor of this update, or NaN where there is none.
@@ -132,9 +148,56 @@ SECUREAFL_FN double factor_of(const Standing& before, const double* sums) {
   return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
 }
 
-// Whether place i of Q, of those held, has a factor below this one, which itself takes a place.
-SECUREAFL_FN bool lies_below(const Round& r, const Standing& before, int i, double factor) {
-  return i != before.place && r.seen_factors[i] < factor;
+// What one factor of a list weighs, with the one that this round adds. With a list for each client all clients weigh
+// the same, however often they upload: else one that uploads often would choose the quantile. Whole numbers, so that
+// the order of the sum does not matter.
+SECUREAFL_FN int64_t factor_weight(const Round& r, const Standing& before, int64_t list) {
+  if (r.lists == 1) return 1;
+  constexpr uint32_t kClient = 0xFFFFFFFF;
+  const int64_t recorded = recorded_of(r, list) + (list == before.list);
+  return kClient / static_cast<uint32_t>(recorded < r.room ? recorded : r.room);
+}
+
+// Places of Q to look at.
+SECUREAFL_FN int64_t places_of(const Round& r, const Standing& before) {
+  return r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room;
+}
+
+// Adds the value at place i of Q, unless it is empty or the new factor replaces it.
+SECUREAFL_FN void add_to_tally(const Round& r, const Standing& before, int64_t i, double value, double factor,
+                               Tally& tally) {
+  const int64_t list = r.lists > 1 ? static_cast<uint32_t>(i) / static_cast<uint32_t>(r.room) : 0;
+  if (i == before.place || i - list * r.room >= recorded_of(r, list)) return;
+  const int64_t weight = factor_weight(r, before, list);
+  tally.all += weight;
+  if (value < factor) tally.below += weight;
+}
+
+// This thread's part of the tally.
+template <typename Team>
+SECUREAFL_FN Tally tally_of(const Team& team, const Round& r, const Standing& before, double factor) {
+  Tally tally{};
+  if constexpr (Team::kSize == 1) {  // list by list: the inner loop vectorises
+    for (int64_t list = 0; list < r.lists; ++list) {
+      const double* factors = r.seen_factors + list * r.room;
+      const int64_t recorded = recorded_of(r, list), held = recorded < r.room ? recorded : r.room;
+      int64_t below = 0;
+      for (int64_t i = 0; i < held; ++i) below += factors[i] < factor;
+      const int64_t replaced = before.place - list * r.room;
+      const bool here = replaced >= 0 && replaced < held;
+      if (held == here) continue;
+      const int64_t weight = factor_weight(r, before, list);
+      tally.below += weight * (below - (here && factors[replaced] < factor));
+      tally.all += weight * (held - here);
+    }
+  } else {
+    const int64_t places = places_of(r, before);
+    SECUREAFL_ABREAST
+    for (int64_t i = team.rank(); i < places; i += Team::kSize) {
+      add_to_tally(r, before, i, r.seen_factors[i], factor, tally);
+    }
+  }
+  return tally;
 }
 
 // Where this round's correction of client k is counted, capped or given up; or nullptr. To be asked before the next
@@ -144,19 +207,20 @@ SECUREAFL_FN int64_t* counted_at(const Round& r, const Verdict& v, int64_t k) {
   return r.status[k] == Status::kCapped ? r.counts + 3 : r.status[k] == Status::kFallback ? r.counts + 4 : nullptr;
 }
 
-// From the sums over the update to what is done with it, and the factor into Q. By one thread; `below` of Q's factors
-// lie below this one.
-SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, int64_t below) {
+// From the sums over the update to what is done with it, and the factor into Q. By one thread.
+SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, const Tally& tally) {
   const bool known = before.known;
   const double factor = factor_of(before, sums);
   const bool defined = has_factor(sums, known);
   if (defined) r.seen_factors[before.place] = factor;
-  if (defined) *r.recorded = before.recorded + 1;
+  if (defined) r.recorded[before.list] = before.recorded + 1;
   Verdict v{};
   v.client = before.client;
-  v.reason = judge(sums, known, r.filter, below, before.held + (defined && before.held < r.room), r.quantile);
+  const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down by less than 1
+  v.reason = judge(sums, known, r.filter, lies_above(tally, r.quantile, rounding));
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.received = accepted && r.receive;
+  v.steps = accepted || !r.hold;
   v.stored = r.store_all ? finite : accepted;
   v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
@@ -181,9 +245,9 @@ SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double
 }
 
 // A coordinate's next value; one that would leave the floats stays.
-SECUREAFL_FN float stepped(const Round& r, float model, float direction) {
+SECUREAFL_FN float stepped(const Round& r, const Verdict& v, float model, float direction) {
   const float next = model - static_cast<float>(r.lr * direction);
-  return isfinite(next) ? next : model;
+  return v.steps && isfinite(next) ? next : model;
 }
 
 // Doubles of scratch that `solve_client` needs.
@@ -198,7 +262,7 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
   double* out = scratch + scratch_of(m);               // (2m + 1)
   const double* slots = r.gram + k * packed(rows, 0);  // in the order of slots
   const double* along = r.along + k * (rows + 2);
-  const int pairs = static_cast<int>(r.pairs[k]), oldest = static_cast<int>(r.oldest[k]);
+  const int pairs = pairs_of(r, k), oldest = oldest_of(r, k);
   const auto slot_of = [&](int row) {  // of the row-th in age: y's first, then s's
     const int age = oldest + (row < pairs ? row : row - pairs);
     return (row < pairs ? 0 : m) + (age < m ? age : age - m);
@@ -216,7 +280,8 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
     gram[packed(2 * pairs + 1, 0)] = along[rows + 1];
   }
   team.sync();
-  const Status status = r.seen[k] ? coefficients(team, gram, pairs, r.trust, scratch, out) : Status::kAbsent;
+  const Status status =
+      r.seen[k] ? coefficients(team, gram, pairs, r.trust, kFloatRounding, scratch, out) : Status::kAbsent;
   team.sync();
   float* factors = r.factors + k * (rows + 2);
   SECUREAFL_ROLLED
@@ -238,7 +303,7 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
 template <typename Team>
 SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict& v, int64_t k, const double* with_step,
                                  const double* own) {
-  const int m = static_cast<int>(r.m), rows = 2 * m;
+  const int m = static_cast<int>(r.m), rows = 2 * m, slot = static_cast<int>(clamped(v.slot, 0, m - 1));
   const float* scales = r.scales + k * rows;
   double* gram = r.gram + k * packed(rows, 0);
   double* along = r.along + k * (rows + 2);
@@ -249,8 +314,8 @@ SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict
     const double scale = scales[j];
     along[j] = fresh ? scale * own[j] : along[j] + scale * with_step[j];
     if (!fresh || !v.pushed) continue;
-    gram[packed(m + v.slot, j)] = scale * v.s_scale * own_s[j];
-    if (j != m + v.slot) gram[packed(v.slot, j)] = scale * v.y_scale * own_y[j];  // that one is y.s once more
+    gram[packed(m + slot, j)] = scale * v.s_scale * own_s[j];
+    if (j != m + slot) gram[packed(slot, j)] = scale * v.y_scale * own_y[j];  // that one is y.s once more
   }
   if (team.rank() == 0) {
     along[rows] = fresh ? own[rows] : along[rows] + 2 * with_step[rows] + step_square;

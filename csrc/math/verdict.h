@@ -24,14 +24,24 @@ SECUREAFL_FN bool has_factor(const double* sums, bool known) {
   return known && sums[kBad] == 0 && sums[kSS] > 0 && isfinite(sums[kYY]);
 }
 
-// `below` of the `size` factors in Q, the new one among them, are smaller than it. At most floor((size - 1) quantile)
-// says the same as factor <= quantile(Q) with linear interpolation.
-SECUREAFL_FN Reason judge(const double* sums, bool known, bool filter, int64_t below, int64_t size, double quantile) {
+// What the factors of Q weigh, but for the new one: those strictly below it, and all.
+struct Tally {
+  int64_t below, all;
+};
+
+// Whether more than the share `quantile` of the other factors lies strictly below this one. Where all weigh the same,
+// this is factor > quantile(Q) with linear interpolation. rounding: of the weights, so that a tie stays one.
+SECUREAFL_FN bool lies_above(const Tally& tally, double quantile, int64_t rounding) {
+  const double most = floor(static_cast<double>(tally.all) * quantile);
+  return static_cast<double>(tally.below - rounding) > most;
+}
+
+SECUREAFL_FN Reason judge(const double* sums, bool known, bool filter, bool steep) {
   if (sums[kBad] > 0) return Reason::kNotFinite;
   if (!known) return Reason::kFirst;
   if (!filter) return Reason::kAccepted;
   if (!(sums[kSS] > 0)) return sums[kYY] == 0 ? Reason::kAccepted : Reason::kSameVersion;
-  return isfinite(sums[kYY]) && below <= floor((size - 1) * quantile) ? Reason::kAccepted : Reason::kSteep;
+  return isfinite(sums[kYY]) && !steep ? Reason::kAccepted : Reason::kSteep;
 }
 
 // A pair is worth keeping if the client's loss bends upwards along it.

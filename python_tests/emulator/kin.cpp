@@ -31,7 +31,8 @@ extern "C" void kin_step(void** at, const int64_t* whole, const double* real, un
   tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products), tensor(r.means), tensor(r.met);
   tensor(r.centre), tensor(r.rounds), tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts);
   tensor(r.accepted), tensor(r.factor), tensor(r.reason);
-  r.n = whole[0], r.d = whole[1], r.room = whole[2], r.filter = whole[3], r.receive = whole[4], r.store_all = whole[5];
+  r.n = whole[0], r.d = whole[1], r.lists = whole[2], r.room = whole[3];
+  r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
   r.d % 4 == 0 ? run<4>(r, seed) : run<1>(r, seed);

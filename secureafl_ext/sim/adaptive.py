@@ -79,7 +79,7 @@ class Adaptive:
         last, model = server.last(view.client)
         moved = norm(view.model - model)
         # A client that was handed its last model again must repeat itself, whatever the threshold.
-        radius = torch.where(moved > 0, INSIDE * server.threshold() * moved, 0)
+        radius = torch.where(moved > 0, INSIDE * server.threshold(view.client) * moved, 0)
         known = server.seen[view.client]  # (1)
         return torch.where(known, ball(wish, last, radius), shorten(wish, server.config.max_norm))
 

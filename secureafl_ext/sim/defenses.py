@@ -171,6 +171,12 @@ DEFENSES = {
     "aflguard": _ruled(AFLGuard, "distance to a trusted gradient", needs_trusted=True),
     "async-defender": _ruled(AsyncDefender, "cosine-weighted baseline after AsyncDefender, reduced"),
     "secureafl": _secureafl("Lipschitz filter, estimates of the absent, median"),
+    "secureafl-paper": _secureafl(
+        "as the paper prints it: one quantile over all uploads; a rejected update is remembered, and the model steps on",
+        factors="pooled",
+        on_reject="step",
+        store="all",
+    ),
     "secureafl-kin": _secureafl(
         "mean of clients that neither crowd nor turn against the rest, by inner products averaged over time",
         rule="kinship",

@@ -172,7 +172,7 @@ DEFENSES = {
     "async-defender": _ruled(AsyncDefender, "cosine-weighted baseline after AsyncDefender, reduced"),
     "secureafl": _secureafl("Lipschitz filter, estimates of the absent, median"),
     "secureafl-paper": _secureafl(
-        "as the paper prints it: one quantile over all uploads; a rejected update is remembered, and the model steps on",
+        "as the paper prints it: one quantile of all uploads; a rejected one is remembered, and the model steps on",
         factors="pooled",
         on_reject="step",
         store="all",

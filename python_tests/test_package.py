@@ -1,12 +1,19 @@
+import json
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import torch
 
 import secureafl_ext
 from secureafl_ext import reference
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_build_info_tells_what_was_built():
@@ -36,7 +43,78 @@ def test_every_op_has_a_reference():
 
 
 def test_readme_names_the_commands_that_ci_runs():
-    root = Path(__file__).parent.parent
-    readme, ci = (root / "README.md").read_text(), (root / ".ci" / "run").read_text()
+    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
     for command in ("pip install '.[test]' && pytest", "pip install '.[sim]' && secureafl compare"):
         assert command in readme and command in ci
+
+
+# An absolute path of a source file; those of the system's own headers are the same on every build machine.
+SOURCE_PATH = re.compile(rb"(?<![\w.~-])/(?!usr/include/|usr/lib/gcc/)[\w.+~/-]+\.(?:cc|cpp|cuh?|hpp|h)\b")
+
+
+def test_the_search_for_build_paths_finds_them():
+    leaks = b"\0/tmp/build-env-x7/lib/torch/include/library.h\0torch/include/ops.h\0csrc/front.h\0at /w/csrc/a.cu:3"
+    assert SOURCE_PATH.findall(leaks) == [b"/tmp/build-env-x7/lib/torch/include/library.h", b"/w/csrc/a.cu"]
+
+
+def test_the_binary_has_no_path_of_the_machine_that_built_it():
+    """Or two builds would differ, and error texts would tell users the builder's folders."""
+    assert not set(SOURCE_PATH.findall(Path(secureafl_ext._C.__file__).read_bytes()))
+
+
+def pinned(requirements: list[str]) -> dict[str, str]:
+    """Name to version; a requirement that is not one exact version is an error."""
+    pins = [re.fullmatch(r"([\w-]+)==(\d+(?:\.\d+)+)", requirement) for requirement in requirements]
+    assert all(pins), requirements
+    return dict(pin.groups() for pin in pins)
+
+
+def test_builds_and_tools_have_exact_versions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = (ROOT / ".ci" / "tools.txt").read_text().splitlines()
+    tools = pinned([line for line in lines if not line.startswith("#")])
+    build = pinned(project["build-system"]["requires"])
+    del build["torch"]  # .ci/run has it from the package's own requirements
+    assert build.items() <= tools.items() and {"pybind11", "scikit-build-core"} <= build.keys()
+    hooks = re.findall(r"additional_dependencies: \[(.*)\]", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks and all(pinned(hook.split(", ")) for hook in hooks)
+    for names in re.findall(r"-c \.ci/tools\.txt (.*)", (ROOT / ".ci" / "run").read_text()):
+        assert set(names.split()) <= tools.keys()
+    assert not re.search(r"pip\"? install .*\w[<>~]=", (ROOT / ".ci" / "run").read_text())
+
+
+def test_wheels_have_one_time_for_all_files():
+    builder = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    assert any(override.get("wheel") == {"reproducible": True} for override in builder["overrides"])
+
+
+def audit(folder: Path, frozen: str, answer: str) -> subprocess.CompletedProcess:
+    """.ci/audit with a pip-audit that only gives this answer."""
+    (folder / "pip_audit.py").write_text(answer)
+    (folder / "frozen.txt").write_text(frozen)
+    command = [sys.executable, ROOT / ".ci" / "audit", folder / "frozen.txt"]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "packages, code, words",
+    [
+        ([{"name": "a", "version": "1", "vulns": []}], 0, ["1 of 1 packages audited, 0 known"]),
+        (
+            [{"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]}],
+            1,
+            ["1 of 1 packages audited, 1 known", "a 1 PYSEC-1 fixed in 2"],
+        ),
+        ([{"name": "a", "skip_reason": "not found"}], 0, ["0 of 1 packages audited", "NOT audited", "does not know a"]),
+    ],
+)
+def test_an_audit_tells_clean_from_not_audited(tmp_path, packages, code, words):
+    done = audit(tmp_path, "a==1\n", f"print({json.dumps(json.dumps({'dependencies': packages}))})")
+    assert done.returncode == code and all(word in done.stdout for word in words), done
+
+
+def test_an_audit_without_its_service_says_so(tmp_path):
+    done = audit(tmp_path, "a==1\n", "raise ConnectionError('no such host')")
+    assert done.returncode == 0 and "NOT audited" in done.stdout and "no such host" in done.stdout
+    done = audit(tmp_path, "a @ file:///a\n", "print('{}')")
+    assert done.returncode == 1 and "must have lines NAME==VERSION only, got 'a @ file:///a'" in done.stderr

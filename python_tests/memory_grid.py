@@ -1,11 +1,12 @@
 """A grid in memory, its nodes functions, its clock its own: for what no real federation can be made to do.
 
-A node's answer to a message is a list of (seconds it takes, content or error code).
+A node's answer to a message is a list of (seconds it takes, answer): content, an error or its code, a function that
+changes the reply, or an exception that Flower raises where it cannot unpack what a node has uploaded.
 """
 
 from itertools import count
 
-from flwr.app import Error, Message, Metadata
+from flwr.app import Error, Message, Metadata, RecordDict
 
 ERROR_OF_LINK = 3  # what a SuperLink answers in place of a client whose ttl has passed
 
@@ -43,29 +44,32 @@ class MemoryGrid:
             message.metadata.__dict__["_message_id"] = identifier
             self.pushed.append((self.clock.now, node, message))
             for seconds, answer in self.nodes[node](message):
-                self.queue.append(self._reply(message, answer, seconds))
+                self._queue(message, answer, seconds)
             if self.expires:
-                self.queue.append(self._reply(message, ERROR_OF_LINK, message.metadata.ttl, src=1))
+                self._queue(message, ERROR_OF_LINK, message.metadata.ttl, src=1)
             taken.append(identifier)
         return taken
 
     def pull_messages(self, identifiers):
-        """In no particular order, as Flower's."""
-        due = [
-            reply for reply in self.queue if reply.metadata.created_at <= self.clock.now and asked(reply, identifiers)
-        ]
-        self.queue = [reply for reply in self.queue if not any(reply is one for one in due)]
-        return due[::-1]
+        """In no particular order, as Flower's. What comes with a reply that cannot be unpacked is lost."""
+        due = [one for one in self.queue if one[0] <= self.clock.now and one[1] in identifiers]
+        self.queue = [one for one in self.queue if not any(one is other for other in due)]
+        broken = [reply for _, _, reply in due if isinstance(reply, Exception)]
+        if broken:
+            raise broken[0]
+        return [reply for _, _, reply in due][::-1]
 
-    def _reply(self, message, answer, seconds, src=None):
-        body = {"error": Error(answer, f"code {answer}")} if isinstance(answer, int) else {"content": answer}
-        about = message.metadata
-        times = {"created_at": self.clock.now + seconds, "ttl": 1.0}
+    def _queue(self, message, answer, seconds, src=None):
+        arrival, about = self.clock.now + seconds, message.metadata
+        if isinstance(answer, Exception):
+            self.queue.append((arrival, about.message_id, answer))
+            return
+        change = answer if callable(answer) else lambda reply: reply
+        answer = RecordDict() if callable(answer) else answer
+        answer = Error(answer, f"code {answer}") if isinstance(answer, int) else answer
+        times = {"created_at": arrival, "ttl": 1.0}
         metadata = Metadata(
             1, "", src or about.dst_node_id, 1, about.message_id, "", message_type=about.message_type, **times
         )
-        return Message(metadata=metadata, **body)
-
-
-def asked(reply, identifiers):
-    return reply.metadata.reply_to_message_id in identifiers
+        body = {"error": answer} if isinstance(answer, Error) else {"content": answer}
+        self.queue.append((arrival, about.message_id, change(Message(metadata=metadata, **body))))

@@ -109,12 +109,13 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     def those(kind):
         return [node for node, counts in tally.items() if counts[kind]]
 
-    (crashing,), (garbling,) = those("failed"), those("garbage")
-    assert set(tally[crashing]) == {"joined", "failed"} and set(tally[garbling]) == {"joined", "garbage"}
+    (crashing,), broken = those("failed"), those("garbage")
+    assert set(tally[crashing]) == {"joined", "failed"} and len(broken) == 2
+    assert all(set(tally[node]) == {"joined", "garbage"} for node in broken)
     assert "this client breaks down" in next(e["reason"] for e in events if e["kind"] == "failed")
-    assert "0.weight must be (30, 1, 3, 3) float32" in next(e["reason"] for e in events if e["kind"] == "garbage")
-    broken = {event["node"] for event in events if event["reason"] == "rejected: not finite"}
-    assert len(broken) == 1 and not tally[broken.pop()]["accepted"]
+    reasons = {e["node"]: e["reason"] for e in events if e["kind"] == "garbage"}
+    shape, finite = sorted(reasons.values())
+    assert "0.weight must be (30, 1, 3, 3) float32" in shape and finite == "the update is not finite"
     honest = {event["node"] for event in events if event["metrics"].get("malicious") == 0}
     assert len(honest) == 4 and all(tally[node]["accepted"] > tally[node]["rejected"] for node in honest)
 
@@ -122,7 +123,8 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     assert curve[0] == ["updates", "seconds", "error"] and [row[0] for row in curve[1:]] == ["30", "60", "90", "120"]
     assert float(curve[-1][2]) < 0.6  # a model that knows nothing has 0.9
     assert (results.parent / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert said.count("honest") == 4 and said.count("unknown") == 2  # the table: two never got to say what they are
+    table = said[said.index("client         is") :].splitlines()[1:9]
+    assert [sum(word in row for row in table) for word in ("honest", "malicious", "unknown")] == [4, 1, 3], table
 
 
 @pytest.mark.slow

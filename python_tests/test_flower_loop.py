@@ -1,7 +1,6 @@
 """The loop's bookkeeping on a grid in memory; test_flower_app runs it on Flower itself."""
 
 import math
-import re
 from collections import Counter
 
 import numpy as np
@@ -10,73 +9,19 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from memory_grid import Clock, MemoryGrid
+from fleets import GOAL, LR, honest, kinds, says, server, simulated, start
+from flwr.app import MetricRecord
+from memory_grid import MemoryGrid
 from states import identical
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.flower import KINDS, Layout, Loop, loop
+from secureafl_ext.flower import KINDS
 from secureafl_ext.flower.slots import Slots
-from secureafl_ext.sim.defenses import DEFENSES, Trusted, make
-
-LR = 0.1
-START = {"w": torch.zeros(4, 3), "count": torch.tensor(5), "b": torch.zeros(2)}
-GOAL = torch.linspace(-1, 1, 14)  # where honest clients want the model
-
-
-@pytest.fixture(autouse=True)
-def in_a_run(monkeypatch):
-    """Flower's messages ask which run they are made in."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
-    return clock
-
-
-def trained(message, gradient):
-    """A client's reply: its model one step on."""
-    layout = Layout(START)
-    model = layout.read(message.content["arrays"])
-    return RecordDict({"arrays": layout.write(model - message.content["config"]["lr"] * gradient(model))})
-
-
-def honest(seconds=1.0, noise=0.0, seed=0):
-    random = torch.Generator().manual_seed(seed)
-
-    def answer(message):
-        def gradient(model):
-            return model - GOAL + noise * torch.randn(14, generator=random)
-
-        return [(seconds, trained(message, gradient))]
-
-    return answer
-
-
-def says(content, seconds=1.0):
-    """The same answer to everything."""
-    return lambda message: [(seconds, content)]
-
-
-def server(clients=3, **settings):
-    return SecureAFL(Layout(START).flatten(START), clients, lr=LR, **{"max_staleness": 50, "quantile": 1.0, **settings})
-
-
-def start(nodes, clock, judge=None, **settings):
-    """A loop, its grid and the list that its events go to."""
-    events = []
-    grid = MemoryGrid(nodes, clock, **{"expires": settings.pop("expires")} if "expires" in settings else {})
-    settings = {"ttl": 30.0, "watch": events.append, **settings}
-    return Loop(grid, judge or server(), Layout(START), **settings), grid, events
-
-
-def kinds(events, node):
-    return [event.kind for event in events if event.node == node]
+    return simulated(monkeypatch)
 
 
 def test_the_model_of_an_honest_fleet_reaches_its_goal(clock):
@@ -151,48 +96,6 @@ def test_metrics_and_the_clients_number_are_handed_on(clock):
     one.run(1)
     assert events[-1].metrics == {"loss": 0.5} and events[-1].slot == 0
     assert set(one.totals()) < set(KINDS)
-
-
-def layout_with(w=None, **others):
-    arrays = {"w": np.zeros((4, 3), np.float32) if w is None else w, "b": np.zeros(2, np.float32), **others}
-    return RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in arrays.items() if v is not False})})
-
-
-BROKEN = {
-    "wrong shape": (layout_with(np.zeros((3, 4), np.float32)), "garbage", r"w must be \(4, 3\)"),
-    "wrong dtype": (layout_with(np.zeros((4, 3))), "garbage", "float64"),
-    "missing entry": (layout_with(b=False), "garbage", "missing: b"),
-    "unknown entry": (layout_with(c=np.zeros(1, np.float32)), "garbage", "unknown: 1"),
-    "no record": (RecordDict(), "garbage", "one ArrayRecord, got 0"),
-    "two records": (RecordDict({"a": ArrayRecord(), "b": ArrayRecord()}), "garbage", "got 2"),
-    "an exception": (2, "failed", "code 2"),
-    "a crash": (8, "failed", "code 8"),
-    "an expired reply": (4, "late", "code 4"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_client_is_counted_reported_and_survived(clock, name):
-    answer, kind, words = BROKEN[name]
-    one, grid, events = start({9: honest(), 666: says(answer)}, clock)
-    one.run(40)
-    bad = [event for event in events if event.node == 666]
-    assert [event.kind for event in bad] == ["joined"] + [kind] * (len(bad) - 1) and len(bad) > 3
-    assert re.search(words, bad[1].reason)
-    assert one.tally[9]["accepted"] == 40 and not one.server.seen[1]
-    times = [when for when, node, _ in grid.pushed if node == 666]
-    waits = np.diff(times)
-    assert (np.diff(waits) > 0).all()  # it is asked ever more rarely, so that it cannot keep the server busy
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38])
-def test_what_is_not_finite_is_a_rejected_round(clock, value):
-    poison = layout_with(np.full((4, 3), value, np.float32))
-    one, _, events = start({9: honest(), 666: says(poison)}, clock)
-    one.run(40)
-    verdicts = [event for event in events if event.node == 666 and event.kind != "joined"]
-    assert {(event.kind, event.reason) for event in verdicts} == {("rejected", "rejected: not finite")}
-    assert one.server.model.isfinite().all() and torch.allclose(one.server.model, GOAL, atol=0.2)
 
 
 def test_a_client_that_recovers_is_no_longer_made_to_wait(clock):
@@ -352,87 +255,15 @@ def test_it_asks_less_often_while_nothing_comes(clock):
     assert 200 < len(asked) < 230  # ten times a second
 
 
-def test_killed_and_resumed_goes_on_with_the_same_state(clock, tmp_path):
-    path = tmp_path / "loop.safetensors"
-    fleet = {2**63 + 9: honest(1.0, 0.1, 1), 8: honest(1.6, 0.1, 2), 7: says(2)}
-    one, _, _ = start(fleet, clock, checkpoint=path, every=10)
-    with pytest.raises(KeyboardInterrupt):
-        one.watch = lambda event: interrupt() if event.version == 27 else None
-        one.run(100)
-    again, _, events = start(fleet, clock, checkpoint=path, every=10)
-    assert again.server.version == 20  # of 27 rounds, the last whole ten
-    assert again.slots.of == one.slots.of == {2**63 + 9: 0, 8: 1, 7: 2}
-    assert again.totals()["accepted"] + again.totals()["rejected"] == 20
-    assert torch.equal(again.server.model, one.server.model_at(20))
-    again.run(40)
-    back = [event for event in events if event.node == 8 and event.kind != "joined"]
-    assert back[0].reason != "accepted: first contact" and again.server.version == 40
-    final, _, _ = start(fleet, clock, checkpoint=path)
-    identical(final.server, again.server)
-    assert final.server.version == 40 and final.tally == again.tally
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
-def test_after_a_resume_slots_of_nodes_that_do_not_come_back_are_given_away(clock, tmp_path):
-    path = tmp_path / "loop.safetensors"
-    one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock, checkpoint=path)
-    one.run(9)
-    again, _, events = start({9: honest(), 5: honest(), 4: honest()}, clock, checkpoint=path)
-    again.run(30)
-    assert again.slots.of == {9: 0, 5: 1, 4: 2}
-    assert next(event for event in events if event.node == 9 and event.kind != "joined").reason == "accepted"
-    assert "first contact" in next(event for event in events if event.node == 5 and event.kind != "joined").reason
-
-
-def test_carried_buffers_are_in_the_checkpoint(clock, tmp_path):
-    path = tmp_path / "loop.safetensors"
-    one, _, _ = start({9: honest()}, clock, checkpoint=path)
-    one.layout.carried["count"].fill_(11)
-    one.run(1)
-    again, grid, _ = start({9: honest()}, clock, checkpoint=path)
-    assert again.state_dict()["count"] == 11
-    again.run(2)
-    assert grid.pushed[0][2].content["arrays"]["count"].numpy() == 11
-
-
-def test_a_file_that_does_not_fit_is_refused(clock, tmp_path):
-    path = tmp_path / "loop.safetensors"
-    server().save(path)
-    with pytest.raises(ValueError, match="must be a checkpoint of a loop with this layout, got another file"):
-        start({}, clock, checkpoint=path)
-    one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock, checkpoint=tmp_path / "other")
-    one.run(3)
-    with pytest.raises(ValueError, match="has 3 slots in use, the server 2 clients"):
-        start({}, clock, server(clients=2), checkpoint=tmp_path / "other")
-
-
-TRUSTED = Trusted(lambda model: model - GOAL, lambda model: (torch.tensor(1.0), torch.tensor(0.5)))
-
-
-@pytest.mark.parametrize("name", DEFENSES)
-def test_every_defense_can_be_the_server_and_resumes(clock, tmp_path, name):
-    def judge():
-        trusted = TRUSTED if DEFENSES[name].needs_trusted else None
-        return make(name, Layout(START).flatten(START), 4, LR, 50, trusted)
-
-    path = tmp_path / "loop.safetensors"
-    fleet = {9: honest(1.0, 0.1), 8: honest(1.3, 0.1), 7: honest(1.9, 0.1), 6: honest(2.3, 0.1)}
-    one, _, _ = start(fleet, clock, judge(), checkpoint=path)
-    one.run(120)
-    assert one.server.version == 120 and (one.server.model - GOAL).norm() < 0.5 * GOAL.norm()
-    again, _, _ = start(fleet, clock, judge(), checkpoint=path)
-    identical(again.server, one.server)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"ttl": 0.0}, "Loop: ttl must be positive, got 0.0"),
         ({"patience": -1.0}, "Loop: patience must be positive, got -1.0"),
         ({"every": 0}, "Loop: every must be positive, got 0"),
+        ({"turns": -0.1}, r"Loop: turns must lie in 0..1, got -0.1"),
+        ({"turns": 1.1}, r"Loop: turns must lie in 0..1, got 1.1"),
+        ({"turns": math.nan}, r"Loop: turns must lie in 0..1, got nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(clock, settings, words):

@@ -5,7 +5,8 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("secureafl_ext.flower needs Flower: pip install 'secureafl_ext[flower]'") from missing
 
+from .events import KINDS, Event
 from .layout import GarbageError, Layout
-from .loop import KINDS, Event, Loop
+from .loop import Loop
 
 __all__ = ["KINDS", "Event", "GarbageError", "Layout", "Loop"]

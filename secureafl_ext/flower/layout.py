@@ -115,5 +115,7 @@ def view(array: Array) -> np.ndarray:
     shape, fortran, dtype = HEADERS[version](file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}")
     values = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
     return values.reshape(shape, order="F" if fortran else "C")

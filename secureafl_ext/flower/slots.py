@@ -1,6 +1,6 @@
 """Which client number a node has. A server has room for so many clients; nodes come and go."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 class Slots:
@@ -33,5 +33,5 @@ class Slots:
         self.away[node] = None
 
     @property
-    def present(self) -> Iterable[int]:
+    def present(self) -> Collection[int]:
         return [node for node in self.of if node not in self.away]

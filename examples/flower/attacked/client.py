@@ -1,5 +1,7 @@
 """An ordinary Flower client: it trains the model that it is given and returns it. Some do worse things."""
 
+import time
+
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -44,6 +46,8 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+    time.sleep(run["slowness"] * me / fleet)  # clients differ in speed, so their replies overtake each other
 
     name = attack_of(me, fleet, run)
     attack, strength = ATTACKS[name], run["strength"]

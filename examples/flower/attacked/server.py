@@ -17,6 +17,7 @@ from secureafl_ext.sim.defenses import DEFENSES, make
 from . import task
 
 app = ServerApp()
+SAID = ("client", "malicious")  # metrics that the table at the end shows
 COUNTED = ("accepted", "rejected", "stale", "failed", "garbage", "vanished", "late", "twice", "left")
 
 
@@ -41,6 +42,7 @@ def main(grid: Grid, context: Context) -> None:
             layout,
             ttl=run["ttl"],
             patience=run["patience"],
+            turns=run["turns"],
             watch=log.event,
             checkpoint=file,
             every=run["checkpoint-every"],
@@ -63,7 +65,7 @@ class Log:
         names = "events.jsonl", "curve.csv"
         self.events, self.curve = (open(out / name, mode, 1) for name in names)  # noqa: SIM115 - closed below
         self.began = time.monotonic()
-        self.said: dict[int, dict] = {}  # by node, what the client says of itself
+        self.said: dict[int, dict[str, int]] = {}  # by node, what the client says of itself
         self.since = Counter()
         if not goes_on:
             self.curve.write("updates,seconds,error\n")
@@ -78,11 +80,10 @@ class Log:
     def event(self, event: Event) -> None:
         self.since[event.kind] += 1
         if event.metrics:
-            self.said[event.node] = dict(event.metrics)
+            # A client may send anything under these names: only integers are numbers of clients.
+            self.said[event.node] = {k: v for k, v in event.metrics.items() if k in SAID and isinstance(v, int)}
         line = {**asdict(event), "seconds": round(time.monotonic() - self.began, 3)}
-        if math.isnan(event.factor):
-            line["factor"] = None  # JSON has no NaN
-        self.events.write(json.dumps(line) + "\n")
+        self.events.write(json.dumps(finite(line), allow_nan=False) + "\n")
 
     def point(self, version: int, error: float) -> None:
         seconds = time.monotonic() - self.began
@@ -101,6 +102,15 @@ class Log:
             is_ = {0: "honest", 1: "malicious"}.get(said.get("malicious"), "unknown")
             counts = " ".join(f"{loop.tally[node][kind]:9}" for kind in kinds)
             print(f"{said.get('client', '?'):>8} {is_:>10} {counts}")
+
+
+def finite(value: object) -> object:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw(folder: Path) -> None:

@@ -1,0 +1,34 @@
+"""What can happen with a client, in fixed words: these are counted, reported and documented."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KINDS = {
+    "joined": "has a slot and gets the model",
+    "waiting": "no slot is free",
+    "left": "is no longer among the nodes",
+    "accepted": "its update was judged, and taken",
+    "rejected": "its update was judged, and not taken",
+    "stale": "its update was computed on a model that is no longer kept",
+    "failed": "its app raised an error or crashed",
+    "garbage": "its reply is not a finite model of this layout",
+    "vanished": "no reply within the ttl",
+    "late": "a reply after the ttl, dropped",
+    "twice": "a reply to no message that is open, dropped",
+    "unsent": "Flower took no message for it",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened with one client."""
+
+    kind: str  # of KINDS
+    node: int
+    slot: int | None  # the client's number at the server
+    version: int  # of the server, after it
+    reason: str = ""  # one printable line of at most 500 characters
+    factor: float = math.nan  # what the server judged by
+    staleness: int | None = None
+    metrics: Mapping[str, object] = field(default_factory=dict)  # what the client says of itself: its word alone

@@ -1,0 +1,21 @@
+"""What the loop needs of a server: SecureAFL has it, and so has every defense of the simulator."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ..receipt import Receipt
+
+
+class Server(Protocol):
+    version: int
+    clients: int
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def model(self) -> Tensor: ...
+    def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...
+    def forget(self, client: int) -> None: ...
+    def state_dict(self) -> dict[str, Tensor | int]: ...
+    def load_state_dict(self, state: dict[str, Tensor | int]) -> None: ...

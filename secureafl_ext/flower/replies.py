@@ -1,0 +1,78 @@
+"""What a client sends, read as untrusted input: bounded in size, printable, and never an error of the server's."""
+
+import math
+from collections.abc import Mapping
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import Tensor
+
+from .layout import GarbageError, Layout
+
+# Flower's error codes of messages that came to nothing; a code that is not here is the client's own failure.
+ERRORS = {3: "vanished", 4: "late", 5: "left"}
+LONGEST_TEXT = 500  # characters of a reason
+LONGEST_NAME = 100  # characters of a metric's name
+MOST_NUMBERS = 1000  # in the metrics of one reply; a list counts as many as it holds
+
+
+def answers(reply: Message) -> tuple[str, int]:
+    """(id of the message that it answers, id of its sender). In a deployment both are the sender's own words."""
+    about = reply.metadata
+    message, node = about.reply_to_message_id, about.src_node_id
+    return message if isinstance(message, str) else "", node if isinstance(node, int) else 0
+
+
+def made_at(reply: Message) -> float:
+    """By the sender's clock. What is no time comes last: NaN would upset the order of all others."""
+    at = reply.metadata.created_at
+    return at if isinstance(at, float) and math.isfinite(at) else math.inf
+
+
+def error(reply: Message) -> tuple[str, str]:
+    """(kind, reason) of a reply that is an error."""
+    code, reason = reply.error.code, reply.error.reason
+    kind = ERRORS.get(code, "failed") if isinstance(code, int) else "failed"
+    return kind, printable(reason) if isinstance(reason, str) else ""
+
+
+def trained(reply: Message, layout: Layout) -> Tensor:
+    """(d) the client's model."""
+    try:
+        records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
+        if len(records) != 1:
+            raise GarbageError(f"a reply must have one ArrayRecord, got {len(records)}")
+        return layout.read(records[0])
+    except GarbageError:
+        raise
+    except Exception as problem:  # there is no end to how a reply can be broken
+        raise GarbageError(f"the reply cannot be read: {type(problem).__name__}") from None
+
+
+def metrics(reply: Message) -> Mapping[str, int | float | list]:
+    """Numbers and lists of numbers by name, the first that fit the bounds. They are the client's word alone."""
+    kept: dict[str, int | float | list] = {}
+    room = MOST_NUMBERS
+    entries = (
+        entry for record in reply.content.values() if isinstance(record, MetricRecord) for entry in record.items()
+    )
+    for name, value in entries:
+        values = value if isinstance(value, list) else [value]
+        room -= max(1, len(values))
+        if room < 0:
+            break
+        if len(name) <= LONGEST_NAME and name.isprintable() and all(map(is_number, values)):
+            kept[name] = value
+    return kept
+
+
+def is_number(value: object) -> bool:
+    """That JSON and protobuf can hold: a longer integer cannot even be printed."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
+
+
+def printable(text: str) -> str:
+    """One line of bounded length: nothing in it moves a terminal's cursor or begins another line of a log."""
+    if len(text) > LONGEST_TEXT:
+        half = LONGEST_TEXT // 2 - 2
+        text = f"{text[:half]} .. {text[-half:]}"
+    return "".join(c if c.isprintable() else " " for c in text).strip()

@@ -5,15 +5,19 @@ from operator import index
 import torch
 from torch import Tensor
 
+from .plain import converted, whole
 
-def check_start(who: str, model: Tensor, clients: int) -> None:
-    """Refuse what no server starts from."""
+
+def check_start(who: str, model: Tensor, clients: int) -> int:
+    """Refuse what no server starts from; clients as a plain number."""
     if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {describe(model)}")
     if not model.isfinite().all():
         raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
+    clients = converted(who, "clients", clients, whole, "a whole number, 1 or more")
     if clients < 1:
         raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
+    return clients
 
 
 def check(

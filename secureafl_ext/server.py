@@ -80,10 +80,10 @@ class SecureAFL:
             )
             self._start(model, clients, config, ranks)
         if ranks:
-            ranks.start((config, clients), len(model))
+            ranks.start((config, self.clients), len(model))
 
     def _start(self, model: Tensor, clients: int, config: Config, ranks: "sharded.Ranks | None") -> None:
-        check_start("SecureAFL", model, clients)
+        clients = check_start("SecureAFL", model, clients)
         if model.dtype == torch.float64 and config.dtype != torch.float64:
             raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
         if config.rule == "trimmed_mean" and 2 * config.trim >= clients:

@@ -69,9 +69,12 @@ class Fused:
         return self._untiled(result * self.seen[:, None])
 
     def forget(self, client: int) -> None:
-        """Without these nothing else of a client is ever read."""
-        for rows in (self.seen, self.pairs, self.oldest):
+        """Nothing of the client is left."""
+        for tiles in (self.slots, self.last):
+            tiles[:, :, client] = 0
+        for rows in self._per_client:
             rows[client] = 0
+        self.scales[client] = 1
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]

@@ -135,7 +135,10 @@ class SecureAFL:
         return self.config.lr
 
     def forget(self, client: int) -> None:
-        """As if the client had never come, so that another may have its number. Model and Q stay as they are."""
+        """As if the client had never come, so that another may have its number: all that is kept of it alone is erased.
+
+        The model, Q and a rule's last aggregate stay: what the client did to them cannot be told from the rest.
+        """
         with self._lock:
             with self._telling:
                 if not 0 <= index(client) < self.clients:

@@ -174,6 +174,12 @@ class Sharded(Fused):
         self._waiting = True
         return outcome
 
+    def forget(self, client: int) -> None:
+        """After a message, so that the last round has ended: what it left for the next one is of no more use."""
+        super().forget(client)
+        for kept in (self._changes, self._verdict, self._judged):
+            kept.zero_()
+
     def _take_products(self, model: Tensor) -> None:
         super()._take_products(model)
         for products in (self.gram, self.along):

@@ -96,7 +96,7 @@ class Fused:
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
         """From a state of either kind; `model` is the current one."""
         n, m = self.clients, self.config.memory
-        carried = "gram" in state
+        carried = set(_PER_CLIENT) <= set(state)
         for name in ("recorded", "counts"):
             getattr(self, name).copy_(state[name])
         self.factors = state["factors"].to(self.factors.device, copy=True)

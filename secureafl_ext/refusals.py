@@ -43,22 +43,6 @@ def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
         raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
 
 
-def check_state(
-    who: str,
-    state: dict[str, Tensor | int],
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]],
-    may_grow: tuple[str, ...],
-) -> None:
-    """expected: name -> (shape, dtype); the shape of those in may_grow is free"""
-    missing = {*expected, "version", "stale"} - set(state)
-    if missing:
-        raise ValueError(f"{who}: state must have {', '.join(sorted(missing))}, got none")
-    for name, (shape, dtype) in expected.items():
-        if state[name].dtype != dtype or not (name in may_grow or state[name].shape == shape):
-            wanted, got = f"{tuple(shape)} {name_of(dtype)}", describe(state[name])
-            raise ValueError(f"{who}: {name} must be {wanted}, got {got}")
-
-
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

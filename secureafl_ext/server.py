@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from . import checkpoint, fused, kin_round, sharded
+from . import state as states
 from .composed import Composed
 from .config import COUNTS, DTYPES, Config
 from .kinship import Kinship
 from .receipt import Receipt, stale
-from .refusals import check, check_kept, check_start, check_state, name_of
+from .refusals import check, check_kept, check_start, name_of
 
 
 class SecureAFL:
@@ -281,31 +282,16 @@ class SecureAFL:
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
         with self._lock:
-            may_grow = ("factors",) if self.config.window is None else ()
             with self._telling:
-                check_state("SecureAFL.load_state_dict", state, self._expected(), may_grow)
-            self._meet("load_state_dict", {"version": int(state["version"]), "stale": int(state["stale"])})
+                state = states.check(
+                    "SecureAFL.load_state_dict", state, self.config, self.clients, self._models.shape[1]
+                )
+                numbers = {name: state.pop(name) for name in states.NUMBERS}
+                shared = {"what ranks share": sharded.checksum(state)} if self._ranks else {}
+            self._meet("load_state_dict", {**numbers, **shared})
             self._models.copy_(state["models"])
-            self.version, self._stale = int(state["version"]), int(state["stale"])
-            tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-            self._engine.load(tensors, self._models[self.version % len(self._models)])
-
-    def _expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """What every state has; that of a fused server has more, which lets it go on bit for bit."""
-        kept = self._engine.rows.tensors() if self.config.row_wise else {}
-        n, m, (_, d) = self.clients, self.config.memory, self._models.shape
-        floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
-        pairs = {"dw": (n, m, d), "dg": (n, m, d)}
-        counts = {"recorded": (), "counts": (len(COUNTS),), "pairs": (n,)}
-        return {
-            **{name: (shape, self.config.dtype) for name, shape in floats.items()},
-            **{name: (shape, self.config.pair_dtype) for name, shape in pairs.items()},
-            **({"scales": ((n, 2 * m), torch.float32)} if self.config.pair_dtype == torch.float16 else {}),
-            **{name: (shape, torch.int64) for name, shape in counts.items()},
-            "seen": ((n,), torch.bool),
-            "factors": (self._engine.factors.shape, torch.float64),
-            **{name: (tensor.shape, tensor.dtype) for name, tensor in kept.items()},
-        }
+            self.version, self._stale = numbers["version"], numbers["stale"]
+            self._engine.load(state, self._models[self.version % len(self._models)])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON); an older file stays until the new one is whole."""

@@ -33,6 +33,14 @@ def shard(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
     return tensor[..., begin:end]
 
 
+def checksum(state: dict[str, Tensor]) -> int:
+    """Of what must be the same on all ranks: names, and values but for the slices."""
+    total = zlib.crc32(repr(sorted(state)).encode())
+    for name in sorted(set(state) - set(SLICED)):
+        total = zlib.crc32(state[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+    return total
+
+
 def gather(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
     """The whole (.., d) of what every rank has a slice of, on every rank. Collective."""
     lengths = torch.zeros(dist.get_world_size(process_group), dtype=torch.int64, device=tensor.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import checkpoint, fused, kin_round, sharded
 from . import state as states
 from .composed import Composed
-from .config import COUNTS, DTYPES, Config
+from .config import COUNTS, Config
 from .kinship import Kinship
 from .receipt import Receipt, stale
 from .refusals import check, check_kept, check_start, name_of
@@ -313,13 +313,15 @@ class SecureAFL:
         """The server that was saved, to go on as if it had never stopped; on the CPU unless `device` says otherwise.
 
         Saved on any number of ranks, or on none: each rank of process_group gets the slice that `shard` gives it.
+        A file that was changed or damaged is a ValueError. One that was forged is not found out if its values are
+        possible ones: load only what you would let set your model.
         """
         device = torch.device(device or "cpu")
         ranks = sharded.ranks_of(process_group, device)
         with sharded.Telling(ranks, ranks and ranks.count):
             tensors, about = checkpoint.read(path, sharded.SLICED, **({"bounds": ranks.bounds} if ranks else {}))
-            settings = {**about["config"], "history_dtype": DTYPES[about["config"]["history_dtype"]]}
-            blank = torch.zeros(tensors["models"].shape[1], dtype=DTYPES[about["dtype"]], device=device)
-        server = cls(blank, about["clients"], **settings, process_group=process_group)
-        server.load_state_dict({**tensors, **about["state"]})
+            clients, settings, dtype, state = states.described("SecureAFL.load", tensors, about)
+            blank = torch.zeros(tensors["models"].shape[1], dtype=dtype, device=device)
+        server = cls(blank, clients, **settings, process_group=process_group)
+        server.load_state_dict(state)
         return server

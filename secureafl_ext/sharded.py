@@ -210,6 +210,8 @@ def save(engine: Sharded, path: Path, version: int, describe: Callable[[], tuple
     try:
         with engine.telling:
             tensors, about = describe()
+            if ranks.rank == 0:
+                checkpoint.clear(path)
             checkpoint.write_file(own, {name: tensors.pop(name) for name in SLICED}, {})
         engine.meet("save", {**facts, "step": 2})
     except BaseException:

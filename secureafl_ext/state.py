@@ -7,13 +7,13 @@ gives must pass: the values below are bounds of what rounds can leave, also afte
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from . import ops
-from .config import COUNTS, Config
+from .config import CHECKS, COUNTS, Config
 from .plain import MOST, converted, whole
 from .refusals import describe, name_of
 from .rowwise import LONGEST
@@ -94,6 +94,31 @@ def check(who: str, state: Mapping, config: Config, clients: int, size: int) -> 
             raise ValueError(f"{who}: {name} must be {entries[name].words}, got other values")
     _check_factors(who, tensors["factors"], tensors["recorded"], config, numbers["version"])
     return {**{name: tensor.detach() for name, tensor in tensors.items()}, **numbers}
+
+
+def described(who: str, tensors: Mapping, about: object) -> tuple[int, dict, torch.dtype, dict[str, Tensor | int]]:
+    """(clients, settings, dtype of the model, state) of a file, if its header and its tensors go together.
+
+    Before a server is made: the tensors are in memory already, and nothing larger will be asked for.
+    """
+    kinds = {"config": dict, "clients": int, "dtype": str, "state": dict}
+    if {name: type(value) for name, value in about.items()} != kinds:
+        raise ValueError(f"{who}: header must have {', '.join(kinds)}, got {', '.join(map(str, about))[:80] or 'none'}")
+    unknown = [name[:40] for name in about["config"] if name not in CHECKS]
+    if unknown:
+        raise ValueError(f"{who}: config must have the settings of this version, got also {', '.join(unknown[:5])}")
+    config, clients = Config(**about["config"]), about["clients"]
+    dtype = {"float32": torch.float32, "float64": torch.float64}.get(about["dtype"])
+    if dtype is None:
+        raise ValueError(f"{who}: dtype must be float32 or float64, got {about['dtype'][:40]!r}")
+    models = tensors.get("models")
+    if models is None or models.dim() != 2:
+        raise ValueError(f"{who}: models must be (rows, d), got {describe(models)}")
+    both = set(tensors) & set(about["state"])
+    if both:
+        raise ValueError(f"{who}: state must have each name once, got {', '.join(sorted(both))} twice")
+    state = check(who, {**tensors, **about["state"]}, config, clients, models.shape[1])
+    return clients, asdict(config), dtype, state
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:

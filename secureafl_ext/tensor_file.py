@@ -60,15 +60,21 @@ def dump(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: dict[str, str]
     for name, part in parts.items():
         places[name] = Place(tensors[name].dtype, tuple(tensors[name].shape), begin, begin + len(part))
         begin += len(part)
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:  # hashes while this thread writes
         sums = {name: [pool.submit(_sum, piece) for piece in _pieces(part)] for name, part in parts.items()}
-        whole = {**metadata, "digest": _digest(metadata, places, sums)}
-    header = {"__metadata__": whole, **{name: _listed(place) for name, place in places.items()}}
-    text = json.dumps(header).encode()
+        start = file.tell()
+        file.write(_header(metadata, places, "0" * 64))
+        for part in parts.values():
+            file.write(part)
+        file.seek(start)
+        file.write(_header(metadata, places, _digest(metadata, places, sums)))
+
+
+def _header(metadata: dict[str, str], places: Mapping[str, Place], digest: str) -> bytes:
+    entries = {name: _listed(place) for name, place in places.items()}
+    text = json.dumps({"__metadata__": {**metadata, "digest": digest}, **entries}).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for part in parts.values():
-        file.write(part)
+    return len(text).to_bytes(8, "little") + text
 
 
 @contextmanager

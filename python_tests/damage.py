@@ -1,8 +1,11 @@
-"""What a state that nobody should take looks like: kinds of damage, each to one name."""
+"""Kinds of damage to a state, each to one name, that nobody should take; and what a checkpoint says of itself."""
 
+import json
 import math
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load
 
 HUGE = 2**62
 
@@ -81,3 +84,12 @@ def damages(state, config):
         if kind == "oldest missing" or (kind == "scales missing" and config.history_dtype != "float16"):
             continue  # worked out anew
         yield kind, name, damaged(state)
+
+
+def described(path):
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["secureafl"])
+
+
+def tensors_of(path):
+    return load(path.read_bytes())  # not mapped: the file may be written over

@@ -13,8 +13,8 @@ D, N = 20_011, 9
 SETTINGS = {"lr": 0.005, "max_staleness": 4, "max_norm": 20.0}
 KINDS = {
     "median": {},
-    "float16": {"history_dtype": torch.float16},
-    "trimmed mean": {"rule": "trimmed_mean", "trim": 2, "store": "accepted", "window": 40},
+    "float16": {"history_dtype": torch.float16, "factors": "pooled", "on_reject": "step", "store": "all"},
+    "trimmed mean": {"rule": "trimmed_mean", "trim": 2, "window": 40},
     "mean": {"rule": "mean", "memory": 1},
 }
 

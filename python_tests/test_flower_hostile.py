@@ -249,7 +249,7 @@ def test_random_hostile_fleets(monkeypatch, tmp_path_factory, scripts, clients, 
     clock = simulated(monkeypatch)
     fleet = {9: honest(1.0), **{BAD + k: behaves(script) for k, script in enumerate(scripts)}}
     judge = server(clients=clients, max_staleness=max_staleness, rule=rule)
-    one, grid, events = start(fleet, clock, judge, turns=turns, ttl=20.0, patience=1e4)
+    one, _, events = start(fleet, clock, judge, turns=turns, ttl=20.0, patience=1e4)
     log = example().Log(tmp_path_factory.mktemp("log"), False)
     one.watch = lambda event: events.append(event) or log.event(event)
     for rounds in (8, 16):

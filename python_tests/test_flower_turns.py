@@ -99,7 +99,7 @@ def test_nodes_that_are_equally_quick_do_not_wait_for_each_other(clock, turns):
 
 @pytest.mark.parametrize("alone", [1, 2])
 def test_small_fleets_train(clock, alone):
-    one, _, events = start({k: honest() for k in range(alone)}, clock)
+    one, _, _ = start({k: honest() for k in range(alone)}, clock)
     one.run(20)
     assert one.server.version == 20 and clock.now < 25
 
@@ -110,7 +110,7 @@ def hangs(message):
 
 def test_a_hanging_minority_delays_nobody(clock):
     fleet = {k: hangs if k < 4 else honest() for k in range(10)}
-    one, _, events = start(fleet, clock, server(clients=10), ttl=1e4, expires=False)
+    one, _, _ = start(fleet, clock, server(clients=10), ttl=1e4, expires=False)
     one.run(60)
     assert clock.now < 15  # six nodes at a second each
 

@@ -270,13 +270,13 @@ def test_without_a_row_the_model_stays(rule, device):
 REFUSED = [
     ({"rule": "crum"}, "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, "
                        "geometric_median, kinship, got 'crum'"),
-    ({"buckets": 0}, "buckets must be 1 or more, got 0"),
+    ({"buckets": 0}, "buckets must be a whole number, 1 or more, got 0"),
     ({"buckets": 2}, "buckets must be 1 with rule='median', got 2"),
     ({"buckets": 3, "rule": "trimmed_mean"}, "buckets must be 1 with rule='trimmed_mean', got 3"),
-    ({"remove": 1.0}, "remove must be 0 or more, below 1, got 1.0"),
-    ({"remove": -0.1}, "remove must be 0 or more, below 1, got -0.1"),
-    ({"radius": 0.0}, "radius must be None or positive, got 0.0"),
-    ({"iterations": 0}, "iterations must be 1 or more, got 0"),
+    ({"remove": 1.0}, "remove must be a number, 0 or more, below 1, got 1.0"),
+    ({"remove": -0.1}, "remove must be a number, 0 or more, below 1, got -0.1"),
+    ({"radius": 0.0}, "radius must be None or a positive number, got 0.0"),
+    ({"iterations": 0}, "iterations must be a whole number, 1 or more, got 0"),
     ({"rule": "krum", "history_dtype": torch.float16}, "history_dtype must be float32 or float64, or float16 with a "
                                                        "coordinate-wise rule and buckets=1, got float16"),
 ]  # fmt: skip

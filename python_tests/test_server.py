@@ -185,19 +185,19 @@ def test_a_callers_mistake_is_an_error_and_no_round(arguments, words):
 
 
 BAD_SETTINGS = [
-    ({"quantile": 1.5}, "quantile must be between 0 and 1, got 1.5"),
-    ({"memory": 17}, "memory must be 0 to 16, got 17"),
+    ({"quantile": 1.5}, "quantile must be a number between 0 and 1, got 1.5"),
+    ({"memory": 17}, "memory must be a whole number 0 to 16, got 17"),
     ({"lr": float("nan")}, "lr must be a finite number, got nan"),
-    ({"max_norm": 0.0}, "max_norm must be positive, got 0.0"),
-    ({"trust": -1.0}, "trust must be 0 or more (inf: no cap), got -1.0"),
+    ({"max_norm": 0.0}, "max_norm must be a positive number, got 0.0"),
+    ({"trust": -1.0}, "trust must be a number, 0 or more (inf: no cap), got -1.0"),
     ({"store": "some"}, "store must be one of all, accepted, got 'some'"),
     ({"pairs": "mine"}, "pairs must be one of received, rounds, got 'mine'"),
-    ({"max_staleness": -1}, "max_staleness must be 0 or more, got -1"),
-    ({"window": 0}, "window must be None or positive, got 0"),
+    ({"max_staleness": -1}, "max_staleness must be a whole number, 0 or more, got -1"),
+    ({"window": 0}, "window must be None or a positive whole number, got 0"),
     ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got 'int32'"),
     ({"history_dtype": torch.float32}, "history_dtype must be float64 like model, got float32"),
     ({"rule": "trimmed_mean", "trim": 3}, "trim must leave a client, 2 * trim < 6, got 3"),
-    ({"trim": -1}, "trim must be 0 or more, got -1"),
+    ({"trim": -1}, "trim must be a whole number, 0 or more, got -1"),
     (
         {"estimate": False, "receive": False},
         "receive must be true when estimate is false, got False",

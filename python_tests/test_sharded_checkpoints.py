@@ -9,6 +9,8 @@ import torch.distributed as dist
 from splits import (
     KINDS,
     SETTINGS,
+    D,
+    N,
     agree,
     digest,
     digests,
@@ -21,6 +23,7 @@ from splits import (
 from states import identical
 
 from secureafl_ext import SecureAFL, checkpoint, shard, sharded
+from secureafl_ext.state import required, table
 
 
 def save_after(group, settings, arrivals, path):
@@ -83,7 +86,9 @@ def test_products_that_a_state_lacks_are_those_of_all_ranks(ranks):
     """A composed server's state has none."""
     arrivals, verdicts, whole = history_of_arrivals(SETTINGS, 80)
     *_, before = history_of_arrivals(SETTINGS, 60)
-    state = {name: before.state_dict()[name] for name in (*before._expected(), "version", "stale", "oldest")}
+    state = {
+        name: before.state_dict()[name] for name in (*required(before.config, table(before.config, N, D)), "oldest")
+    }
     for went_on, after in ranks.run(2, load_state_without_products, state, arrivals[60:]):
         assert [reason for reason, *_ in went_on] == [reason for reason, *_ in verdicts[60:]]
         near(after, whole.state_dict())

@@ -240,7 +240,7 @@ def test_secureafl_is_met_at_the_edge_of_its_ball():
     for t in range(12):
         client = scenes.MALICIOUS[t % 3]
         view = scenes.view(run, attack, client, t, server, server.model.clone())
-        bound = server.threshold().item()
+        bound = server.threshold(view.client).item()
         receipt = server.submit(client, attack.update(view), server.version)
         assert receipt.accepted
         (first if "first" in receipt.reason else bounds).append(bound)

@@ -1,21 +1,27 @@
 """Checkpoint files: tensors as safetensors, the rest as JSON in the header. No pickle.
 
 A checkpoint is one file; or, of a server that is split over ranks, one that names others beside it, one of each rank.
+Every file has a digest, which finds damage and not forgery (tensor_file.py); files of formats 1 and 2 have none.
 """
 
+import fcntl
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT, SHARDED_FORMAT = 1, 2
+from . import tensor_file
+from .tensor_file import Reader
+
+FORMAT, SHARDED_FORMAT = 3, 4
+WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
+MOST_SHARDS = 4096
 
 
 def write(path: str | os.PathLike, tensors: dict[str, Tensor], about: dict, shards: Sequence[str] = ()) -> None:
@@ -24,9 +30,10 @@ def write(path: str | os.PathLike, tensors: dict[str, Tensor], about: dict, shar
     absent = [name for name in shards if not path.with_name(name).exists()]
     if absent:
         raise ValueError(f"SecureAFL.save: path must lie in a folder that all ranks share, got no {absent[0]} in it")
-    kind = {"format": SHARDED_FORMAT, "shards": list(shards)} if shards else {"format": FORMAT}
-    write_file(path, tensors, {"secureafl": json.dumps({**kind, **about})})
-    older = re.compile(rf"\.?{re.escape(path.name)}\.[0-9a-f]+\.\d+-of-\d+(\.\d+\.partial)?")
+    clear(path)
+    kind = {"format": SHARDED_FORMAT, "shards": [[name, _digest_of(path, name)] for name in shards]}
+    write_file(path, tensors, {"secureafl": json.dumps({**(kind if shards else {"format": FORMAT}), **about})})
+    older = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]+\.\d+-of-\d+")
     for file in path.parent.iterdir():
         if older.fullmatch(file.name) and file.name not in shards:
             file.unlink(missing_ok=True)
@@ -39,14 +46,58 @@ def shard_name(path: Path, token: int, rank: int, ranks: int) -> str:
 
 def write_file(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
     """Under another name first, then renamed: whoever looks finds the old file or the new one, whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, partial, header)
-        _to_disk(partial)
-        os.replace(partial, path)
-        _to_disk(path.parent)  # the name too, before another file may name it
-    finally:
-        partial.unlink(missing_ok=True)
+        partial, descriptor = _start_partial(path)
+        try:
+            with open(descriptor, "wb") as file:
+                tensor_file.dump(file, {name: tensor.cpu() for name, tensor in tensors.items()}, header)
+                file.flush()
+                _to_disk(partial)
+                os.replace(partial, path)
+            _to_disk(path.parent)  # the name too, before another file may name it
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"SecureAFL.save: {path} could not be written: {error.strerror}") from error
+
+
+def _start_partial(path: Path) -> tuple[Path, int]:
+    """A file of this save alone, for the owner's eyes alone, locked as long as its writer lives."""
+    while True:
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # a file system without locks: what is left there stays
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return partial, descriptor
+        os.close(descriptor)  # before it was locked, another save took it for left behind
+
+
+def clear(path: Path) -> None:
+    """Remove partial files of this path, and of its shards, that killed saves left. Live writers hold a lock."""
+    ours = re.compile(rf"\.{re.escape(path.name)}(?:\.[0-9a-f]+\.\d+-of-\d+)?\.(\d+)(-[0-9a-f]+)?\.partial")
+    for file in path.parent.iterdir() if path.parent.is_dir() else ():
+        found = ours.fullmatch(file.name)
+        if not found:
+            continue
+        with suppress(OSError):  # locked, removed meanwhile, or not ours to open
+            descriptor = os.open(file, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found[2] or not _alive(int(found[1])):  # older versions named the process and held no lock
+                    file.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _to_disk(path: Path) -> None:
@@ -57,41 +108,106 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def _digest_of(path: Path, shard: str) -> str:
+    with tensor_file.opened(path.with_name(shard)) as file:
+        return file.digest
+
+
 def read(
     path: str | os.PathLike,
     coordinates: Sequence[str] = (),
     bounds: Callable[[int], tuple[int, int]] = lambda size: (0, size),
 ) -> tuple[dict[str, Tensor], dict]:
     """(tensors on the CPU, about). Of those named in coordinates, (.., d), the slice that bounds(d) says."""
-    with safe_open(path, "pt", device="cpu") as file:
-        header = (file.metadata() or {}).get("secureafl")
-        if header is None:
-            raise ValueError(f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got another one")
-        about = json.loads(header)
-        got = about.pop("format")
-        if got not in (FORMAT, SHARDED_FORMAT):
-            expected = f"{FORMAT} or {SHARDED_FORMAT}"
-            raise ValueError(f"SecureAFL.load: {path} must have format {expected}, got {got!r}")
-        whole = {name: file.get_tensor(name) for name in file.keys() if name not in coordinates}  # noqa: SIM118
-    files = [Path(path).with_name(name) for name in about.pop("shards", [])] or [path]
-    return {**whole, **(_slices(files, coordinates, bounds) if coordinates else {})}, about
+    path = Path(path)
+    with tensor_file.opened(path) as file:
+        about, shards = _about(file)
+        sliced = () if shards else coordinates
+        width = _width(file, sliced)
+        tensors = file.load(dict.fromkeys(sliced, bounds(width)), file.digest)
+        twice = sorted(set(tensors) & set(coordinates)) if shards else []
+        if twice:
+            file.refuse(f"its shards alone must have {twice[0]}")
+    return {**tensors, **(_slices(path, shards, coordinates, bounds) if shards and coordinates else {})}, about
 
 
-def _slices(files: list, names: Sequence[str], bounds: Callable[[int], tuple[int, int]]) -> dict[str, Tensor]:
+def _about(file: Reader) -> tuple[dict, dict[str, str | None]]:
+    """(what was said of the tensors, the digest of each shard by name; none of a checkpoint of one file)"""
+    path, header = file.path, file.metadata.get("secureafl")
+    if header is None:
+        raise ValueError(f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got another one")
+    about = file.parse(header)
+    got = about.pop("format", None)
+    if type(got) is not int or got not in (WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST, FORMAT, SHARDED_FORMAT):
+        expected = f"{WITHOUT_DIGEST} to {SHARDED_FORMAT}"
+        raise ValueError(f"SecureAFL.load: {path} must have format {expected}, got {str(got)[:40]}")
+    if (file.digest is None) != (got in (WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST)):
+        file.refuse(f"format {got} must come {'with' if file.digest is None else 'without'} a digest")
+    if (got in (SHARDED_FORMAT, SHARDED_WITHOUT_DIGEST)) != ("shards" in about):
+        file.refuse(f"format {got} must come {'without' if 'shards' in about else 'with'} shards")
+    shards = about.pop("shards", None)
+    if shards is None:
+        return about, {}
+    return about, _checked_shards(file, shards, got == SHARDED_FORMAT)
+
+
+def _checked_shards(file: Reader, shards: object, digests: bool) -> dict[str, str | None]:
+    """Names as shard_name makes them, of all ranks, in order: no path may lead elsewhere."""
+    sound = isinstance(shards, list) and 0 < len(shards) <= MOST_SHARDS
+    if sound and not digests:
+        shards = [[name, None] for name in shards]
+    kinds = [str, str if digests else type(None)]
+    sound = sound and all(isinstance(shard, list) and list(map(type, shard)) == kinds for shard in shards)
+    first = re.fullmatch(r"([^/\\\0]+\.[0-9a-f]{13}\.)0-of-\d+", shards[0][0]) if sound else None
+    if not first or [name for name, _ in shards] != [f"{first[1]}{k}-of-{len(shards)}" for k in range(len(shards))]:
+        file.refuse(f"its shards must be 1 to {MOST_SHARDS} plain names NAME.TOKEN.RANK-of-RANKS, one of each rank")
+    return dict(shards)
+
+
+def _width(file: Reader, names: Sequence[str]) -> int:
+    """d, the last length of all these tensors."""
+    absent = [name for name in names if name not in file.places]
+    if absent:
+        file.refuse(f"it must have {', '.join(absent)}, got none")
+    widths = {file.places[name].shape[-1:] for name in names} or {(0,)}
+    if len(widths) > 1 or widths == {()}:
+        file.refuse(f"{', '.join(names)} must have the same last length, got {sorted(widths)}")
+    return widths.pop()[0]
+
+
+def _slices(path: Path, shards: dict[str, str | None], names: Sequence[str], bounds: Callable) -> dict[str, Tensor]:
     """Of tensors whose last dimension goes on from file to file."""
-    with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, "pt", device="cpu")) for file in files]
-        widths = [file.get_slice(names[0]).get_shape()[-1] for file in opened]
-        begin, end = bounds(sum(widths))
-        pieces = {name: [] for name in names}
-        start = 0
-        for file, width in zip(opened, widths, strict=True):
-            here = slice(max(begin - start, 0), min(end - start, width))
-            for name in names if here.start < here.stop else ():
-                stored = file.get_slice(name)
-                pieces[name].append(stored[(slice(None),) * (len(stored.get_shape()) - 1) + (here,)])
-            start += width
-        none = {name: [opened[0].get_tensor(name)[..., :0]] for name in names if not pieces[name]}
-        return {
-            name: torch.cat(parts, -1) if len(parts) > 1 else parts[0] for name, parts in {**pieces, **none}.items()
-        }
+    found = {shard: _width_and_kinds(path, shard, names) for shard in shards}
+    kinds = next(iter(found.values()))[1]
+    other = [shard for shard in shards if found[shard][1] != kinds]
+    if other:
+        raise ValueError(f"SecureAFL.load: {path.with_name(other[0])} must have tensors like those of the first shard")
+    begin, end = bounds(sum(width for width, _ in found.values()))
+    pieces = {name: [torch.empty(*shape, 0, dtype=dtype)] for name, (dtype, shape) in kinds.items()}
+    start = 0
+    for shard, (width, _) in found.items():
+        here = max(begin - start, 0), min(end - start, width)
+        start += width
+        if here[0] >= here[1]:
+            continue
+        with tensor_file.opened(path.with_name(shard)) as file:
+            if _kinds(file, names) != found[shard]:
+                file.refuse("it was replaced while it was read")
+            for name, part in file.load(dict.fromkeys(names, here), shards[shard]).items():
+                pieces[name].append(part)
+    return {name: torch.cat(parts, -1) if len(parts) > 2 else parts[-1] for name, parts in pieces.items()}
+
+
+def _width_and_kinds(path: Path, shard: str, names: Sequence[str]) -> tuple[int, dict]:
+    try:
+        with tensor_file.opened(path.with_name(shard)) as file:
+            return _kinds(file, names)
+    except FileNotFoundError as error:
+        raise ValueError(f"SecureAFL.load: {path} must have its shards beside it, got no {shard}") from error
+
+
+def _kinds(file: Reader, names: Sequence[str]) -> tuple[int, dict]:
+    """(d of this shard, dtype and leading shape of each tensor)"""
+    if set(file.places) != set(names):
+        file.refuse(f"a shard must have {', '.join(names)} and nothing else")
+    return _width(file, names), {name: (place.dtype, place.shape[:-1]) for name, place in file.places.items()}

@@ -1,9 +1,12 @@
 """The settings of a server, and the words for its verdicts."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from .plain import converted, flag, number, or_none, text, whole
 
 # A rule is a name in this table. Coordinate-wise ones are fused with the estimates; row-wise ones weigh whole updates.
 RULES = {
@@ -32,6 +35,37 @@ REASONS = (
 )
 ACCEPTED, FIRST, STEEP, SAME_VERSION, NOT_FINITE = range(len(REASONS))
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
+
+
+def one_of(names: Iterable[str]) -> tuple:
+    return text, f"one of {', '.join(names)}", lambda value: value in names
+
+
+# Every setting: what makes a plain value of it, what it must be, and whether that holds.
+CHECKS = {
+    "lr": (number, "a finite number", math.isfinite),
+    "memory": (whole, "a whole number 0 to 16", lambda value: 0 <= value <= 16),
+    "quantile": (number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
+    "max_norm": (number, "a positive number", lambda value: value > 0),
+    "trust": (number, "a number, 0 or more (inf: no cap)", lambda value: value >= 0),
+    "rule": one_of(RULES),
+    "trim": (whole, "a whole number, 0 or more", lambda value: value >= 0),
+    "store": one_of(STORES),
+    "pairs": one_of(PAIRS),
+    "max_staleness": (whole, "a whole number, 0 or more", lambda value: value >= 0),
+    "factors": one_of(FACTORS),
+    "window": (or_none(whole), "None or a positive whole number", lambda value: value is None or value > 0),
+    "on_reject": one_of(ON_REJECT),
+    "spacing": (whole, "a whole number, 0 or more", lambda value: value >= 0),
+    "history_dtype": one_of(DTYPES),
+    "filter": (flag, "True or False", lambda value: True),
+    "estimate": (flag, "True or False", lambda value: True),
+    "receive": (flag, "True or False", lambda value: True),
+    "buckets": (whole, "a whole number, 1 or more", lambda value: value >= 1),
+    "remove": (number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
+    "radius": (or_none(number), "None or a positive number", lambda value: value is None or value > 0),
+    "iterations": (whole, "a whole number, 1 or more", lambda value: value >= 1),
+}
 
 
 @dataclass(frozen=True)
@@ -66,36 +100,21 @@ class Config:
     iterations: int = 2  # of centered_clip
 
     def __post_init__(self):
+        for name, (convert, expected, holds) in CHECKS.items():
+            # plain numbers from here on: ops and JSON take no others
+            object.__setattr__(self, name, converted("SecureAFL", name, getattr(self, name), convert, expected, holds))
+
         def need(ok: bool, name: str, expected: str) -> None:
             if not ok:
                 raise ValueError(f"SecureAFL: {name} must be {expected}, got {getattr(self, name)!r}")
 
-        need(math.isfinite(self.lr), "lr", "a finite number")
-        need(0 <= self.memory <= 16, "memory", "0 to 16")
-        need(0 <= self.quantile <= 1, "quantile", "between 0 and 1")
-        need(self.max_norm > 0, "max_norm", "positive")
-        need(self.trust >= 0, "trust", "0 or more (inf: no cap)")
-        need(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")
-        need(self.trim >= 0, "trim", "0 or more")
-        need(self.store in STORES, "store", f"one of {', '.join(STORES)}")
-        need(self.pairs in PAIRS, "pairs", f"one of {', '.join(PAIRS)}")
-        need(self.max_staleness >= 0, "max_staleness", "0 or more")
-        need(self.factors in FACTORS, "factors", f"one of {', '.join(FACTORS)}")
-        need(self.window is None or self.window > 0, "window", "None or positive")
-        need(self.on_reject in ON_REJECT, "on_reject", f"one of {', '.join(ON_REJECT)}")
         # Else a rejected update could be stored at a model that then stays: the client's next factor would be
         # undefined, so rejected too, and so on for ever.
         fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
         need(fits, "on_reject", f"'step' with store={self.store!r}")
-        need(self.spacing >= 0, "spacing", "0 or more")
-        need(self.history_dtype in DTYPES, "history_dtype", f"one of {', '.join(DTYPES)}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
-        need(self.buckets >= 1, "buckets", "1 or more")
         alone = ("median", "trimmed_mean", "kinship")
         need(self.buckets == 1 or self.rule not in alone, "buckets", f"1 with rule={self.rule!r}")
-        need(0 <= self.remove < 1, "remove", "0 or more, below 1")
-        need(self.radius is None or self.radius > 0, "radius", "None or positive")
-        need(self.iterations >= 1, "iterations", "1 or more")
 
     @property
     def row_wise(self) -> bool:

@@ -81,9 +81,12 @@ class Fused:
         return self._untiled(result * self.seen[:, None])
 
     def forget(self, client: int) -> None:
-        """Without these nothing else of a client is ever read."""
-        for rows in (self.seen, self.pairs, self.oldest):
+        """Nothing of the client is left."""
+        for tiles in (self.slots, self.last):
+            tiles[:, :, client] = 0
+        for rows in self._per_client:
             rows[client] = 0
+        self.scales[client] = 1
         forget_factors(self.factors, self.recorded, client)
 
     def number_of(self, client: int) -> Tensor:
@@ -112,7 +115,7 @@ class Fused:
     def load(self, state: dict[str, Tensor], model: Tensor) -> None:
         """From a state of either kind; `model` is the current one."""
         n, m = self.clients, self.config.memory
-        carried = "gram" in state
+        carried = set(_PER_CLIENT) <= set(state)
         self.counts.copy_(state["counts"])
         if self.config.grows:
             self.factors = torch.empty_like(state["factors"], device=self.factors.device)

@@ -36,8 +36,8 @@ class History:
         self.seen.index_copy_(0, client, (known | when)[None])
 
     def forget(self, client: int) -> None:
-        """Without these two nothing else of a client is ever read."""
-        for rows in (self.seen, self.pairs):
+        """Nothing of the client is left."""
+        for rows in self.tensors().values():
             rows[client] = 0
 
     def of(self, client: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,18 +6,21 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .plain import converted, whole
 
 
-def check_start(who: str, model: Tensor, clients: int) -> None:
-    """Refuse what no server starts from."""
+def check_start(who: str, model: Tensor, clients: int) -> int:
+    """Refuse what no server starts from; clients as a plain number."""
     if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {describe(model)}")
     if not model.isfinite().all():
         raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
     if model.device.type == "cuda" and _C.build_info()["cuda"] is None:
         raise ValueError(f"{who}: model must be on the CPU, this build has no CUDA kernels, got {model.device}")
+    clients = converted(who, "clients", clients, whole, "a whole number, 1 or more")
     if clients < 1:
         raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
+    return clients
 
 
 def check(
@@ -41,22 +44,6 @@ def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
     oldest = max(0, newest - max_staleness)
     if not oldest <= version <= newest:
         raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
-
-
-def check_state(
-    who: str,
-    state: dict[str, Tensor | int],
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]],
-    may_grow: tuple[str, ...],
-) -> None:
-    """expected: name -> (shape, dtype); the shape of those in may_grow is free"""
-    missing = {*expected, "version", "stale"} - set(state)
-    if missing:
-        raise ValueError(f"{who}: state must have {', '.join(sorted(missing))}, got none")
-    for name, (shape, dtype) in expected.items():
-        if state[name].dtype != dtype or not (name in may_grow or state[name].shape == shape):
-            wanted, got = f"{tuple(shape)} {name_of(dtype)}", describe(state[name])
-            raise ValueError(f"{who}: {name} must be {wanted}, got {got}")
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from . import checkpoint, fused, kin_round, sharded
+from . import state as states
 from .composed import Composed
-from .config import COUNTS, DTYPES, Config
+from .config import COUNTS, Config
 from .factors import grown, largest_accepted
 from .kinship import Kinship
 from .receipt import Receipt, stale, too_soon
-from .refusals import check, check_kept, check_start, check_state, name_of
+from .refusals import check, check_kept, check_start, name_of
 
 
 class SecureAFL:
@@ -89,11 +90,11 @@ class SecureAFL:
             )
             self._start(model, clients, config, ranks)
         if ranks:
-            ranks.start((config, clients), len(model))
+            ranks.start((config, self.clients), len(model))
 
     @torch.inference_mode(False)  # else the state could never be written to outside of it
     def _start(self, model: Tensor, clients: int, config: Config, ranks: "sharded.Ranks | None") -> None:
-        check_start("SecureAFL", model, clients)
+        clients = check_start("SecureAFL", model, clients)
         if config.spacing >= clients:
             raise ValueError(f"SecureAFL: spacing must be less than clients = {clients}, got {config.spacing}")
         if model.dtype == torch.float64 and config.dtype != torch.float64:
@@ -150,7 +151,11 @@ class SecureAFL:
         return self.config.lr
 
     def forget(self, client: int) -> None:
-        """As if the client had never come, so that another may have its number. The model stays as it is."""
+        """As if the client had never come, so that another may have its number: all that is kept of it alone is erased.
+
+        The model, a pooled Q and a rule's last aggregate stay: what is the client's there cannot be told from the rest.
+        Its turn stays too (see `spacing`), or it would come round sooner.
+        """
         with self._ordered():
             with self._telling:
                 if not 0 <= index(client) < self.clients:
@@ -332,33 +337,17 @@ class SecureAFL:
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from a state of a server with the same settings; nothing changes if it does not fit."""
         with self._ordered():
-            may_grow = ("factors",) if self.config.grows else ()
             with self._telling:
-                check_state("SecureAFL.load_state_dict", state, self._expected(), may_grow)
-            self._meet("load_state_dict", {"version": int(state["version"]), "stale": int(state["stale"])})
+                state = states.check(
+                    "SecureAFL.load_state_dict", state, self.config, self.clients, self._models.shape[1]
+                )
+                numbers = {name: state.pop(name) for name in states.NUMBERS}
+                shared = {"what ranks share": sharded.checksum(state, numbers)} if self._ranks else {}
+            self._meet("load_state_dict", {"version": numbers["version"], **shared})
             self._models.copy_(state["models"])
-            self.version, self._stale = int(state["version"]), int(state["stale"])
-            self._too_soon, self._turns = int(state["too_soon"]), state["turns"].tolist()
-            tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-            self._engine.load(tensors, self._models[self.version % len(self._models)])
-
-    def _expected(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """What every state has; that of a fused server has more, which lets it go on bit for bit."""
-        kept = self._engine.rows.tensors() if self.config.row_wise else {}
-        n, m, (_, d) = self.clients, self.config.memory, self._models.shape
-        floats = {"models": self._models.shape, "last_updates": (n, d), "last_models": (n, d)}
-        pairs = {"dw": (n, m, d), "dg": (n, m, d)}
-        lists = 1 if self.config.factors == "pooled" else n
-        counts = {"recorded": (lists,), "counts": (len(COUNTS),), "pairs": (n,), "turns": (n,)}
-        return {
-            **{name: (shape, self.config.dtype) for name, shape in floats.items()},
-            **{name: (shape, self.config.pair_dtype) for name, shape in pairs.items()},
-            **({"scales": ((n, 2 * m), torch.float32)} if self.config.pair_dtype == torch.float16 else {}),
-            **{name: (shape, torch.int64) for name, shape in counts.items()},
-            "seen": ((n,), torch.bool),
-            "factors": ((lists, self._engine.factors.shape[1]), torch.float64),
-            **{name: (tensor.shape, tensor.dtype) for name, tensor in kept.items()},
-        }
+            self.version, self._stale, self._too_soon = (numbers[name] for name in states.NUMBERS)
+            self._turns = state.pop("turns").tolist()
+            self._engine.load(state, self._models[self.version % len(self._models)])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON); an older file stays until the new one is whole."""
@@ -371,7 +360,7 @@ class SecureAFL:
         """(tensors on the CPU: a GPU may have no room for a second history; the rest)"""
         with self._ordered():
             tensors = self._state(torch.device("cpu"))
-            numbers = {name: tensors.pop(name) for name in ("version", "stale", "too_soon")}
+            numbers = {name: tensors.pop(name) for name in states.NUMBERS}
             config, dtype = asdict(self.config), name_of(self.dtype)
             return tensors, {"config": config, "clients": self.clients, "dtype": dtype, "state": numbers}
 
@@ -380,15 +369,17 @@ class SecureAFL:
         """The server that was saved, to go on as if it had never stopped; on the CPU unless `device` says otherwise.
 
         Saved on any number of ranks, or on none: each rank of process_group gets the slice that `shard` gives it.
+        A file that was changed or damaged is a ValueError. One that was forged is not found out if its values are
+        possible ones: load only what you would let set your model.
         """
         device = torch.device(device or "cpu")
         ranks = sharded.ranks_of(process_group, device)
         with sharded.Telling(ranks, ranks and ranks.count):
             tensors, about = checkpoint.read(path, sharded.SLICED, **({"bounds": ranks.bounds} if ranks else {}))
-            settings = {**about["config"], "history_dtype": DTYPES[about["config"]["history_dtype"]]}
-            blank = torch.zeros(tensors["models"].shape[1], dtype=DTYPES[about["dtype"]], device=device)
-        server = cls(blank, about["clients"], **settings, process_group=process_group)
-        server.load_state_dict({**tensors, **about["state"]})
+            clients, settings, dtype, state = states.described("SecureAFL.load", tensors, about)
+            blank = torch.zeros(tensors["models"].shape[1], dtype=dtype, device=device)
+        server = cls(blank, clients, **settings, process_group=process_group)
+        server.load_state_dict(state)
         return server
 
 

@@ -33,6 +33,14 @@ def shard(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
     return tensor[..., begin:end]
 
 
+def checksum(state: dict[str, Tensor], numbers: dict[str, int]) -> int:
+    """Of what must be the same on all ranks: names, numbers, and tensors but for the slices."""
+    total = zlib.crc32(repr((sorted(state), numbers)).encode())
+    for name in sorted(set(state) - set(SLICED)):
+        total = zlib.crc32(state[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+    return total
+
+
 def gather(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
     """The whole (.., d) of what every rank has a slice of, on every rank. Collective."""
     lengths = torch.zeros(dist.get_world_size(process_group), dtype=torch.int64, device=tensor.device)
@@ -174,6 +182,12 @@ class Sharded(Fused):
         self._waiting = True
         return outcome
 
+    def forget(self, client: int) -> None:
+        """After a message, so that the last round has ended: what it left for the next one is of no more use."""
+        super().forget(client)
+        for kept in (self._changes, self._verdict, self._judged):
+            kept.zero_()
+
     def _take_products(self, model: Tensor) -> None:
         super()._take_products(model)
         for products in (self.gram, self.along):
@@ -196,6 +210,8 @@ def save(engine: Sharded, path: Path, version: int, describe: Callable[[], tuple
     try:
         with engine.telling:
             tensors, about = describe()
+            if ranks.rank == 0:
+                checkpoint.clear(path)
             checkpoint.write_file(own, {name: tensors.pop(name) for name in SLICED}, {})
         engine.meet("save", {**facts, "step": 2})
     except BaseException:

@@ -1,0 +1,97 @@
+"""Kinds of damage to a state, each to one name, that nobody should take; and what a checkpoint says of itself."""
+
+import json
+import math
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load
+
+HUGE = 2**62
+
+
+def put(name, value):
+    """One value of that tensor becomes another."""
+
+    def damaged(state):
+        tensor = state[name].clone()
+        tensor.view(-1)[-1] = value
+        return {**state, name: tensor}
+
+    return damaged
+
+
+def swap(name, change):
+    return lambda state: {**state, name: change(state[name])}
+
+
+def drop(name):
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+def byte_two(tensor):
+    tensor = tensor.clone()
+    tensor.view(torch.uint8)[0] = 2
+    return tensor
+
+
+FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "gram", "centre", "kinship", "kin_centre")
+WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met")
+TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "along", "weights", "status", "products")
+DAMAGE = {
+    **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},
+    **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-1, -HUGE)},
+    **{f"{name} {value}": (name, put(name, value)) for name in ("pairs", "oldest") for value in (4, 10**6, HUGE)},
+    **{f"{name} too large": (name, put(name, HUGE)) for name in ("recorded", "counts", "turns", "rounds", "met")},
+    **{f"{name} missing": (name, drop(name)) for name in TENSORS if name not in ("gram", "along", "weights", "status")},
+    **{f"{name} a row more": (name, swap(name, lambda t: torch.cat([t[None], t[None]]))) for name in TENSORS},
+    **{f"{name} another dtype": (name, swap(name, lambda t: t.to(torch.int8))) for name in TENSORS},
+    **{f"{name} a list": (name, swap(name, torch.Tensor.tolist)) for name in TENSORS},
+    **{f"{name} without values": (name, swap(name, lambda t: t.to("meta"))) for name in TENSORS},
+    **{f"status {value}": ("status", put("status", value)) for value in (-1, 5, 2**30)},
+    **{f"scales {value}": ("scales", put("scales", value)) for value in (0.0, -1.0, 3.0, math.nan, math.inf)},
+    **{f"factors {value}": ("factors", put("factors", value)) for value in (-1.0, math.nan, -math.inf, 0.5)},
+    "factors inf within": ("factors", swap("factors", lambda t: torch.full_like(t, math.inf))),
+    "factors empty": ("factors", swap("factors", lambda t: t[..., :0])),
+    "recorded one more": ("factors", swap("recorded", lambda t: t + 1)),
+    "weights nan": ("weights", put("weights", math.nan)),
+    "seen 2": ("seen", swap("seen", byte_two)),
+    "products one-sided": ("products", put("products", -1.0)),
+    "products not symmetric": ("products", swap("products", lambda t: t + torch.ones_like(t).triu(1))),
+    "products nan": ("products", swap("products", lambda t: torch.full_like(t, math.nan).fill_diagonal_(1))),
+    "kinship not symmetric": ("kinship", swap("kinship", lambda t: t + torch.ones_like(t).triu(1))),
+    **{
+        f"{name} {value!r}"[:40]: (name, lambda state, name=name, value=value: {**state, name: value})
+        for name in ("version", "stale", "too_soon")
+        for value in (-3, 1.5, True, None, "7", 2**60, math.nan, 10**400, [1])
+    },
+    "version beyond the room": ("factors", lambda state: {**state, "version": 2 * 10**8}),
+    "version missing": ("version", drop("version")),
+    "an unknown name": ("gift", lambda state: {**state, "gift": torch.zeros(1)}),
+    "a name that is no text": ("7", lambda state: {**state, 7: torch.zeros(1)}),
+}
+
+
+def damages(state, config):
+    """(name, words that the refusal must have, the damaged state) of every kind that this state can have."""
+    for kind, (name, damaged) in DAMAGE.items():
+        if isinstance(state.get(name), torch.Tensor) and not state[name].numel():
+            continue  # without pairs nothing of them can be wrong
+        if name not in state and name in TENSORS:
+            continue
+        if kind in ("recorded one more", "factors 0.5") and config.window:
+            continue  # a ring goes round
+        if kind == "version beyond the room" and not config.grows:
+            continue
+        if kind == "oldest missing" or (kind == "scales missing" and config.history_dtype != "float16"):
+            continue  # worked out anew
+        yield kind, name, damaged(state)
+
+
+def described(path):
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["secureafl"])
+
+
+def tensors_of(path):
+    return load(path.read_bytes())  # not mapped: the file may be written over

@@ -8,6 +8,7 @@ from .config import COUNTS, Config
 from .factors import empty_factors, forget_factors
 
 step = torch.ops.secureafl.step_.default  # the op itself: finding its overload anew costs some 10 us a call
+round_fits = torch.ops.secureafl.round_fits.default
 
 LIMITS = f"at most {_C.MOST_CLIENTS} clients and a memory of 1 to 16 (on a GPU {_C.MOST_GPU_PAIRS})"
 
@@ -19,9 +20,7 @@ def fits(config: Config, clients: int, device: torch.device) -> bool:
     if not plain or config.row_wise or clients > _C.MOST_CLIENTS or device.type not in ("cpu", "cuda"):
         return False
     half = config.history_dtype == "float16"
-    return torch.ops.secureafl.round_fits(
-        torch.empty(0, device=device), padded(clients, config, device), config.memory, half
-    )
+    return round_fits(torch.empty(0, device=device), padded(clients, config, device), config.memory, half)
 
 
 def padded(clients: int, config: Config, device: torch.device) -> int:

@@ -1,0 +1,146 @@
+"""Ops on a server's state, called directly: no value that they are given makes them read or write elsewhere."""
+
+import math
+
+import pytest
+import torch
+
+from secureafl_ext import _C, SecureAFL
+
+N, D, M = 5, 70, 3
+HUGE = 2**62
+ROUND = torch.ops.secureafl.step_.default
+KIN = torch.ops.secureafl.kin_step_.default
+
+
+def arguments(device, op=ROUND):
+    """By name, of a server that has been at work."""
+    settings = {"rule": "kinship", "memory": 0} if op is KIN else {}
+    server = SecureAFL(torch.zeros(D, device=device), N, **settings)
+    random = torch.Generator().manual_seed(0)
+    for i in range(4 * N):
+        server.submit(i % N, torch.randn(D, generator=random).to(device), server.version)
+    engine = server._engine
+    judged = engine.factors, engine.recorded, engine.counts, *(() if op is KIN else (engine._arrived,))
+    now = server.version % len(server.models)
+    given = torch.ones(D, device=device), torch.tensor([1], device=device), server.model_at(server.version - 1)
+    values = *given, now, (now + 1) % len(server.models), server.models, *engine._past, *judged, *engine._settings
+    return dict(zip((argument.name for argument in op._schema.arguments), values, strict=True))
+
+
+def changed(given, name, value):
+    """Another number, every value of a tensor another, or what a function makes of it."""
+    old = given[name]
+    new = value(old) if callable(value) else torch.full_like(old, value) if isinstance(old, torch.Tensor) else value
+    return {**given, name: new}
+
+
+# What the host reads on a CPU, and a kernel clamps on a GPU.
+INSIDE = {
+    "client -1": ("client", -1, r"client must lie in 0..4, got -1"),
+    "client huge": ("client", HUGE, r"client must lie in 0..4"),
+    "pairs -1": ("pairs", -1, r"pairs must lie in 0 to 3, got -1"),
+    "pairs 40": ("pairs", 40, r"pairs must lie in 0 to 3, got 40"),
+    "pairs huge": ("pairs", HUGE, r"pairs must lie in 0 to 3"),
+    "oldest -1": ("oldest", -1, r"oldest must lie in 0 to 2, got -1"),
+    "oldest 1e6": ("oldest", 10**6, r"oldest must lie in 0 to 2, got 1000000"),
+    "recorded -1e6": ("recorded", -(10**6), r"recorded must lie in 0 to \d+, got -1000000"),
+    "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
+}
+# What the host knows everywhere.
+OUTSIDE = {
+    "trim -1": ("trim", -1, "trim must be 0 or more, got -1"),
+    "quantile 2": ("quantile", 2.0, "quantile must lie in 0 to 1, got 2"),
+    "quantile nan": ("quantile", math.nan, "quantile must lie in 0 to 1, got nan"),
+    "lr inf": ("lr", math.inf, "lr must be finite, got inf"),
+    "max_norm 0": ("max_norm", 0.0, "max_norm must be positive, got 0"),
+    "trust -1": ("trust", -1.0, "trust must be 0 or more"),
+    "trust nan": ("trust", math.nan, "trust must be 0 or more"),
+    "rule": ("rule", "meidan", "rule must be median, trimmed_mean or mean, got 'meidan'"),
+    "span 0": ("span", 0, "span must lie in 1 to"),
+    "no room": ("seen_factors", lambda q: q[:, :0].contiguous(), r"seen_factors must have shape \(1, room\)"),
+    "two lists": ("seen_factors", lambda q: q[:2].contiguous(), r"seen_factors must have shape \(1, room\)"),
+    "flat factors": ("seen_factors", lambda q: q.flatten(), r"seen_factors must have shape \(lists, room\)"),
+    "recorded of others": ("recorded", lambda r: r[:1].contiguous(), r"recorded must have shape \(lists,\)"),
+    "now_row 99": ("now_row", 99, "rows must lie in 0..11, got 99"),
+    "next_row -1": ("next_row", -1, "rows must lie in 0..11, got -1"),
+    "odd planes": ("slots", lambda s: s[:, :5].contiguous(), "slots must hold 1 to 16 pairs"),
+    "no planes": ("slots", lambda s: s[:, :0].contiguous(), "slots must hold 1 to 16 pairs"),
+}
+
+
+CASES = {**INSIDE, **OUTSIDE}
+
+
+def call(op, given):
+    return op(*given.values())
+
+
+@pytest.mark.parametrize("op", [ROUND, KIN], ids=["step_", "kin_step_"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_refuses_or_survives_every_value(op, case, device):
+    given, (name, value, words) = arguments(device, op), CASES[case]
+    if name not in given:
+        pytest.skip(f"{op.name()} has no {name}")
+    given = changed(given, name, value)
+    before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+    if device == "cuda" and case in INSIDE:
+        for _ in range(3):
+            call(op, given)
+        torch.cuda.synchronize()
+        assert given["models"].isfinite().all()
+        return
+    with pytest.raises(RuntimeError, match=f"secureafl::{op.name().split('::')[1]}: {words}"):
+        call(op, given)
+    for name, value in before.items():
+        assert torch.equal(given[name], value), name
+
+
+@pytest.mark.parametrize("pairs", [-1, 4, 1000, HUGE])
+@pytest.mark.parametrize("name", ["pairs", "oldest"])
+def test_refresh_and_renew_refuse_or_survive_them_too(name, pairs, device):
+    given = arguments(device)
+    names = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
+    state = {**{key: given[key] for key in names}, name: torch.full_like(given[name], pairs)}
+    verdict = torch.zeros(_C.VERDICT_BYTES, dtype=torch.uint8, device=device)
+    changes = torch.zeros(_C.pass_sums(N, M), dtype=torch.float64, device=device)
+    for op, first in ((torch.ops.secureafl.refresh_, ()), (torch.ops.secureafl.renew_, (verdict, changes))):
+        if device == "cuda":
+            op(*first, *state.values(), 1.0)
+            torch.cuda.synchronize()
+            continue
+        with pytest.raises(RuntimeError, match=f"{name} must lie in 0 to"):
+            op(*first, *state.values(), 1.0)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_renew_refuses_or_survives_any_verdict(byte, device):
+    given = arguments(device)
+    state = [given[key] for key in ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")]
+    verdict = torch.full((_C.VERDICT_BYTES,), byte, dtype=torch.uint8, device=device)
+    changes = torch.zeros(_C.pass_sums(N, M), dtype=torch.float64, device=device)
+    if device == "cuda":
+        torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
+        torch.cuda.synchronize()
+        return
+    with pytest.raises(RuntimeError, match="renew_: verdict must be of a client in 0 to 4"):
+        torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
+
+
+@pytest.mark.parametrize(("d", "m", "size"), [(3, 5, 3e38), (5, 5, 1.0), (3, 5, 1.0), (2, 5, 1e-10)])
+def test_no_correction_is_longer_than_allowed(d, m, size, device):
+    """More pairs than coordinates depend on each other: their terms cancel up to rounding, which the cap must count."""
+    worst = 0.0
+    for seed in range(60):
+        random = torch.Generator().manual_seed(seed)
+        server = SecureAFL(torch.zeros(d, device=device), 2, memory=m, filter=False, lr=1e-3, max_norm=1e39)
+        for i in range(2 * m + 4):
+            update = torch.randn(d, generator=random).clamp(-1, 1) * size
+            server.submit(i % 2, update.to(device), server.version)
+        for k in range(2):
+            last, _ = server.last(torch.tensor([k], device=device))
+            estimate = server.estimates()[k]
+            assert estimate.isfinite().all()
+            length = float(torch.linalg.vector_norm((estimate - last).double()))
+            worst = max(worst, length / float(torch.linalg.vector_norm(last.double())))
+    assert 0 < worst < 1.02

@@ -35,9 +35,9 @@ def byte_two(tensor):
     return tensor
 
 
-FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "gram", "centre", "kinship", "kin_centre")
+FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre")
 WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met")
-TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "along", "weights", "status", "products")
+TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products")
 DAMAGE = {
     **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},
     **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-1, -HUGE)},

@@ -143,4 +143,4 @@ def test_no_correction_is_longer_than_allowed(d, m, size, device):
             assert estimate.isfinite().all()
             length = float(torch.linalg.vector_norm((estimate - last).double()))
             worst = max(worst, length / float(torch.linalg.vector_norm(last.double())))
-    assert 0 < worst < 1.02
+    assert worst < 1.02 and (worst > 0 or size > 1e30)  # near the largest float a correction may be given up

@@ -329,7 +329,7 @@ class SecureAFL:
 
     def _state(self, device: torch.device | None = None) -> dict[str, Tensor | int]:
         tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
-        tensors["turns"] = torch.tensor(self._turns)
+        tensors["turns"] = torch.tensor(self._turns, device=device or self._models.device)
         return {**tensors, "version": self.version, "stale": self._stale, "too_soon": self._too_soon}
 
     @torch.inference_mode(False)

@@ -57,12 +57,12 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             "centre": Entry((d,), kept, *finite),
             "rounds": Entry((), i64, *count),
         }
-    else:  # a model's difference may leave the floats, and its products with it: the correction is given up then
+    else:  # near the largest float products may leave the floats: the correction is given up then
         anything = ("numbers", lambda t: True)
         entries |= {
             "oldest": Entry((n,), i64, f"0 to {max(m - 1, 0)}", _within(0, max(m - 1, 0))),
             "scales": Entry((n, 2 * m), torch.float32, "powers of two" if half else "1", _powers if half else _ones),
-            "gram": Entry((n, m * (2 * m + 1)), f64, *finite),
+            "gram": Entry((n, m * (2 * m + 1)), f64, *anything),
             "along": Entry((n, 2 * m + 2), f64, *anything),
             "weights": Entry((n, 2 * m + 2), torch.float32, "not NaN", _within(-math.inf, math.inf)),
             "status": Entry((n,), torch.int32, f"0 to {len(ops.STATUS) - 1}", _within(0, len(ops.STATUS) - 1)),

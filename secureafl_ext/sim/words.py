@@ -104,7 +104,7 @@ def from_toml(path: str | Path) -> dict[str, object]:
         raise ValueError(f"{path} is not TOML: {error}") from None
     for name, value in given.items():
         _known(f"setting in {path}:", name, KINDS)
-        if not _fits(KINDS[name], value):
+        if not fits(KINDS[name], value):
             raise ValueError(f"{path}: {name} must be {CALLED[KINDS[name]]}, got {value!r}")
     return {name: KINDS[name](value) for name, value in given.items()}
 
@@ -173,7 +173,7 @@ def _share_out(many: list[Settings], field: str) -> list[Settings]:
         for name, value in given.items():
             _known(f"{owner} option of {', '.join(used)}:", name, known)
             default = own.get(name)
-            if type(default) in CALLED and not _fits(type(default), value):
+            if type(default) in CALLED and not fits(type(default), value):
                 raise ValueError(f"{owner} option {name} must be {CALLED[type(default)]}, got {value!r}")
         shared.append(replace(settings, **{field: {name: value for name, value in given.items() if name in own}}))
     return shared
@@ -184,7 +184,7 @@ def _known(what: str, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices) or 'nothing'}")
 
 
-def _fits(kind: type, value: object) -> bool:
+def fits(kind: type, value: object) -> bool:
     """A whole number is a number too; true and false are no numbers."""
     if kind in (int, float) and isinstance(value, bool):
         return False

@@ -95,14 +95,17 @@ def _last_line(file: IO[bytes], step: int = 65536) -> bytes:
 
 def ready(folder: Path) -> None:
     """Refuses a folder to which results could not be written, before they are computed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file, locked(file, fcntl.LOCK_EX):
-        pass
     path = folder / NAME
-    if path.exists():
-        bounded.need_file(path, MOST)
-        with open(path, "ab+"):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file, locked(file, fcntl.LOCK_EX):
             pass
+        if path.exists():
+            bounded.need_file(path, MOST)
+            with open(path, "ab+"):
+                pass
+    except OSError as error:
+        raise ValueError(f"out must be a folder for results, got {str(folder)!r}: {error.strerror}") from error
 
 
 def flat(kept: Record) -> dict[str, object]:

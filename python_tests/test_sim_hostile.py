@@ -268,6 +268,7 @@ def test_a_hostile_picture_is_refused(tmp_path, name):
         (b"a.png,l,r,0\n", "expected 2 to 200000 frames, got 1"),
         (b"a.png,l,r,0\n" * 200_001, "expected 2 to 200000 frames, got 200001"),
         (b"\xff\xfe", "expected text in UTF-8"),
+        (b"a\0.png,l,r,0\n" * 5, "a\\x00.png' is no name of a file"),
         (b"a" * 200_000 + b",l,r,0\n", "not a readable csv file"),
     ],
 )

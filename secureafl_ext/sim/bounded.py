@@ -46,7 +46,10 @@ def text(path: Path, most: int) -> str:
 
 def need_file(path: Path, most: int) -> None:
     """A pipe would never end, and a sparse file can be of any size: both are found before anything is read."""
-    about = path.stat()
+    try:
+        about = path.stat()
+    except ValueError as error:  # a name with a zero byte
+        raise ValueError(f"{str(path)!r} is no name of a file: {error}") from None
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"{path}: expected a file, got a folder, a pipe or a device")
     if about.st_size > most + most // 8 + 65536:  # packing what cannot be packed adds a little

@@ -243,3 +243,37 @@ def test_a_browser_shows_the_page_on_a_narrow_screen(folder, tree, tmp_path):
     assert [body.tags.count(tag) for tag in ("table", "tr", "td", "img")] == [
         tree.tags.count(tag) for tag in ("table", "tr", "td", "img")
     ], "the browser mended nothing"
+
+
+@pytest.mark.parametrize("name", ["notes.md", "plot.png", results.NAME, "deep/notes.md"])
+@pytest.mark.parametrize("to", ["file", "folder"])
+def test_nothing_outside_the_folder_gets_into_the_page(folder, tmp_path, capsys, name, to):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    shutil.copy(folder / "sweep.png", secret / "plot.png")
+    shutil.copy(folder / results.NAME, secret / results.NAME)
+    (secret / "notes.md").write_text("private")
+    link = folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    if to == "file":
+        link.symlink_to(secret / link.name)
+        assert cli.main(["report", str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert str(link) in said and "got a link to" in said and said.count("\n") == 1
+        assert not (folder / "report.html").exists()
+    else:
+        (folder / "linked").symlink_to(secret)
+        assert cli.main(["report", str(folder)]) == 0
+        assert "private" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_links_within_the_folder_are_shown(folder):
+    (folder / "again.md").symlink_to(folder / "main.md")
+    assert cli.main(["report", str(folder)]) == 0
+
+
+def test_what_only_has_the_name_of_a_picture_is_refused(folder, capsys):
+    (folder / "sweep.png").write_bytes(b"root:x:0:0")
+    assert cli.main(["report", str(folder)]) == 2
+    assert "sweep.png must be a PNG picture" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 from pretended import BACKDOORS, Pretended
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.sim import cli, grids, paper, servers, show
+from secureafl_ext.sim import cli, grids, paper, results, servers, show
 from secureafl_ext.sim.defenses import DEFENSES
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
@@ -100,7 +100,8 @@ def test_the_head_says_how_it_came_about(pretended):
     assert cli.main(["paper", "--table", "alpha", "--out", "a b", "--rounds", "9", "--seeds", "2"]) == 0
     head = Path("a b/alpha-fashion-mnist.md").read_text(encoding="utf-8").splitlines()[2]
     assert head.startswith("`secureafl paper --table alpha --out 'a b' --rounds 9 --seeds 2`; ")
-    for part in ("threads", f"torch {torch.__version__}", "commit ", "seeds 0, 1", "rounds 9"):
+    device = results.device_name(Settings().resolve().device)  # a CPU's has its threads, a GPU's is its name
+    for part in (device, f"torch {torch.__version__}", "commit ", "seeds 0, 1", "rounds 9"):
         assert part in head
     assert "with" not in head, "SecureAFL alone, as it is"
     assert cli.main(["paper", "--table", "main", "--only", "attack=none", "--out", "c"]) == 0

@@ -1,11 +1,14 @@
 """What is kept of runs and what is shown of them."""
 
+import fcntl
 import json
 import math
+import os
 import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
 
 import numpy
 import pytest
@@ -108,13 +111,131 @@ def test_a_line_that_lost_its_newline_alone_still_counts(tmp_path):
     assert results.read(path, never) == records
 
 
-def test_a_broken_line_before_the_last_is_an_error_with_its_number(tmp_path):
+DAMAGED = (b'{"settings": {"dat', b"", b"[1]", b"\0" * 4096, b"\xff", b"[" * 10**5)
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_line_is_left_out_and_later_results_stay_readable(tmp_path, damage, place):
     path = tmp_path / results.NAME
-    written(path, outcome(seed=1), outcome(seed=2), outcome(seed=3))
+    records = written(path, outcome(seed=1), outcome(seed=2))
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1][:30] + b"\n" + lines[2])
-    with pytest.raises(ValueError, match="line 2 must be a JSON object"):
+    path.write_bytes(b"".join([*lines[:place], damage + b"\n", *lines[place:]]))
+    records += written(path, outcome(seed=3))
+    warned = []
+    assert results.read(path, warned.append) == records
+    assert len(warned) == 1 and f"{path}, line {place + 1} is damaged" in warned[0]
+
+
+def test_a_line_of_deep_json_is_damaged(tmp_path):
+    path = tmp_path / results.NAME
+    (record,) = written(path, outcome())
+    path.write_bytes(b'{"a": ' * 10**5 + b"1" + b"}" * 10**5 + b"\n" + path.read_bytes())
+    warned = []
+    assert results.read(path, warned.append) == [record]
+    assert len(warned) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the children touch files alone, no thread of torch's
+def test_processes_that_append_to_one_file_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(results.os, "fsync", lambda number: None)  # the disk's speed is not the question
+    path, each, count = tmp_path / results.NAME, 40, 8
+    context = get_context("fork")
+    at_once = context.Barrier(count)
+
+    def work(first: int) -> None:
+        records = [results.record(outcome(errors=[0.1234] * 100, seed=seed)) for seed in range(first, first + each)]
+        at_once.wait()
+        for record in records:
+            results.append(path, record)
+
+    started = [context.Process(target=work, args=(i * each,)) for i in range(count)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * count
+    seeds = [record.outcome.settings.seed for record in results.read(path, never)]
+    assert sorted(seeds) == list(range(count * each))
+
+
+def test_the_file_is_locked_while_a_line_is_written_and_while_lines_are_read(tmp_path, monkeypatch):
+    path, free = tmp_path / results.NAME, []
+
+    def look(kind: int) -> None:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                free.append(True)
+            except BlockingIOError:
+                free.append(False)
+
+    parsed = results._parsed
+    monkeypatch.setattr(results.os, "fsync", lambda number: look(fcntl.LOCK_SH))
+    records = written(path, outcome())
+    monkeypatch.setattr(results, "_parsed", lambda line: look(fcntl.LOCK_EX) or parsed(line))
+    assert results.read(path, never) == records
+    look(fcntl.LOCK_EX)
+    assert free == [False, False, True]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
+    path = tmp_path / results.NAME
+    records = written(path, outcome(seed=1))
+    before = path.read_bytes()
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(results.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            written(path, outcome(seed=2))
+    assert path.read_bytes() == before
+    records += written(path, outcome(seed=3))
+    assert results.read(path, never) == records
+
+
+@pytest.mark.parametrize("length", [10, 65535, 65536, 65537, 200_000])
+def test_a_torn_line_of_any_length_is_cut_off(tmp_path, length):
+    path = tmp_path / results.NAME
+    records = written(path, outcome(seed=1))
+    path.write_bytes(path.read_bytes() + b"{" * length)
+    records += written(path, outcome(seed=2))
+    assert results.read(path, never) == records
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"rounds": 400', '"rounds": "400"', "rounds must be a whole number"),
+        ('"seed": 0', '"seed": 1.5', "seed must be a whole number"),
+        ('"error": 0.9,', '"error": "low",', "error must be a number"),
+        ('"round": 10', '"round": null', "round must be a whole number"),
+        ('"accepted": null', '"accepted": [1]', "accepted must be a number"),
+        ('"summary": {', '"summary": 5, "other": {', "other"),
+        ('"curve": [', '"curve": 5, "other": [', "iterable"),
+        ('"started": "', '"started": 5, "other": "', "other"),
+    ],
+)
+def test_a_line_of_other_types_is_refused_in_words(tmp_path, old, new, said):
+    path = tmp_path / results.NAME
+    written(path, outcome())
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=rf"line 1 was not written by this version .*{said}"):
         results.read(path, never)
+
+
+def test_a_whole_file_is_never_written_through_a_link(tmp_path):
+    other, path = tmp_path / "other", tmp_path / "a.json"
+    other.write_text("mine")
+    for name in (f"a.json.{os.getpid()}.new", "a.json.new", "a.json"):
+        (tmp_path / name).symlink_to(other)
+    results.write_whole(path, {"x": 1})
+    assert other.read_text() == "mine"
+    assert not path.is_symlink() and results.loads(path.read_text()) == {"x": 1}
 
 
 def test_a_line_of_other_settings_is_refused_in_words(tmp_path):

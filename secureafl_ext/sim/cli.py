@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from . import calibrate, data, flags, grids, page, paper, results, several
+from . import calibrate, data, flags, grids, mistakes, page, paper, results, several
 from .defenses import DEFENSES
 from .loop import Outcome
 from .models import MODELS
@@ -38,8 +38,11 @@ def main(argv: list[str] | None = None) -> int:
         else:
             _say("interrupted; nothing is kept, start it again")
         return 130
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        _say(str(error))
+    except Exception as error:
+        said = mistakes.words(error)
+        if said is None:
+            raise
+        _say(said)
         return 2
     return 0
 
@@ -182,6 +185,7 @@ def _simulate(
     from . import show
 
     wanted, path = prepare(many, _say), _file(arguments)
+    results.ready(path.parent)
     known = [] if again else results.read(path, _say)
     records = {
         i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from . import formats
+from . import formats, packed
 from .formats import Arrays
 
 DEFAULT = "fashion-mnist-small"
@@ -73,6 +74,7 @@ class Source(NamedTuple):
     about: str
     mean: tuple[float, ...]  # of pixels between 0 and 1, per channel, over the training set
     std: tuple[float, ...]
+    size: formats.Size
     formats: tuple[Format, ...]
     hint: str = ""  # how one comes by it
 
@@ -90,6 +92,7 @@ FASHION = Source(
     "28 x 28 grey, 10 kinds of clothing, 60,000 + 10,000",
     (0.2860,),
     (0.3530,),
+    formats.FASHION,
     (
         Format(
             "idx",
@@ -99,7 +102,7 @@ FASHION = Source(
             ),
             formats.idx_folder,
         ),
-        Format("npz", (), ("fashion_mnist.npz",), formats.fashion_npz),
+        Format("npz", (), ("fashion_mnist.npz",), packed.fashion_npz),
     ),
     "Debian and Ubuntu: apt install dataset-fashion-mnist",
 )
@@ -110,6 +113,7 @@ SOURCES = {
         "32 x 32 colour, 10 classes, 50,000 + 10,000",
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+        formats.CIFAR,
         (
             Format(
                 "python batches",
@@ -123,7 +127,7 @@ SOURCES = {
                 (*CIFAR10_BINARY, "test_batch.bin"),
                 partial(formats.cifar_binary, train=CIFAR10_BINARY, test="test_batch.bin", labels=1, classes=10),
             ),
-            Format("npz", (), ("cifar10_a.npz", "cifar10_b.npz"), formats.cifar10_npz),
+            Format("npz", (), ("cifar10_a.npz", "cifar10_b.npz"), packed.cifar10_npz),
         ),
         "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz",
     ),
@@ -131,6 +135,7 @@ SOURCES = {
         "32 x 32 colour, 100 classes, 50,000 + 10,000",
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
+        formats.CIFAR,
         (
             Format(
                 "python batches",
@@ -151,9 +156,10 @@ SOURCES = {
         "64 x 64 colour, 200 classes, 100,000 + 10,000",
         (0.4802, 0.4481, 0.3975),
         (0.2770, 0.2691, 0.2821),
+        formats.TINY,
         (
             Format("image folders", ("tiny-imagenet-200",), ("wnids.txt", "train", "val"), formats.tiny_imagenet),
-            Format("npz", (), ("tiny_imagenet_*.npz",), formats.tiny_npz),
+            Format("npz", (), ("tiny_imagenet_*.npz",), packed.tiny_npz),
         ),
         "unpack tiny-imagenet-200.zip",
     ),
@@ -161,9 +167,10 @@ SOURCES = {
         "32 x 32 colour, the road ahead and the steering (-1 to 1), split by time",
         (0.58, 0.56, 0.47),  # of one recording; others differ little beside the deviation
         (0.18, 0.17, 0.16),
+        formats.ROAD,
         (
             Format("driving log", ("data", "track"), ("driving_log.csv", "IMG"), formats.driving_log),
-            Format("npz", (), ("udacity*.npz",), formats.udacity_npz),
+            Format("npz", (), ("udacity*.npz",), packed.udacity_npz),
         ),
         "record with Udacity's simulator, or unpack its sample data: driving_log.csv beside IMG",
     ),
@@ -206,7 +213,7 @@ def load(name: str = DEFAULT, data_dir: str | Path | None = None) -> Dataset:
     if name not in SOURCES:
         raise ValueError(f"unknown dataset {name!r}; choose from {', '.join(SOURCES)}")
     if name == DEFAULT:
-        return dataset(name, formats.fashion_npz(EMBEDDED.folder, "fashion_mnist_small.npz"))
+        return dataset(name, packed.fashion_npz(EMBEDDED.folder, "fashion_mnist_small.npz"))
     copy = next((copy for copy in found(data_dir) if copy.name == name), None)
     if copy is None:
         raise FileNotFoundError(missing(name, data_dir))
@@ -229,13 +236,27 @@ def missing(name: str, data_dir: str | Path | None) -> str:
 def dataset(name: str, arrays: Arrays) -> Dataset:
     """Arrays, as a reader returns them, checked and made tensors."""
     source, classes = SOURCES[name], arrays.classes
-    for part, x, y in (("train", arrays.train_x, arrays.train_y), ("test", arrays.test_x, arrays.test_y)):
-        if len(x) != len(y) or len(y) == 0:
-            raise ValueError(f"dataset {name!r}: {part} has {len(x)} images and {len(y)} labels")
-        if classes and not 0 <= y.min() <= y.max() < classes:
-            raise ValueError(f"dataset {name!r}: {part} has labels {y.min()} to {y.max()}, expected 0 to {classes - 1}")
+    _check(name, "train", arrays.train_x, arrays.train_y, classes, source.size.train)
+    _check(name, "test", arrays.test_x, arrays.test_y, classes, source.size.test)
     std = torch.tensor(source.std).view(-1, 1, 1)
     mean = torch.tensor(source.mean).view(-1, 1, 1)
     images = [torch.tensor(x) for x in (arrays.train_x, arrays.test_x)]
-    labels = [torch.tensor(y, dtype=torch.int64 if classes else torch.float32) for y in (arrays.train_y, arrays.test_y)]
+    # numpy's astype, as torch knows neither the other order of bytes nor all widths
+    labels = [torch.tensor(y.astype(np.int64 if classes else np.float32)) for y in (arrays.train_y, arrays.test_y)]
     return Dataset(name, images[0], labels[0], images[1], labels[1], classes, 1 / (255 * std), -mean / std)
+
+
+def _check(name: str, part: str, x: np.ndarray, y: np.ndarray, classes: int, samples: int) -> None:
+    shape, where = SOURCES[name].size.shape, f"dataset {name!r}: {part} has"
+    if x.dtype != np.uint8 or x.shape[1:] != shape:
+        raise ValueError(f"{where} images of {x.dtype} and shape {x.shape}, expected uint8 and (N, {shape})")
+    if y.ndim != 1 or y.dtype.kind not in ("iu" if classes else "f"):
+        raise ValueError(f"{where} labels of {y.dtype} and shape {y.shape}, expected one number per image")
+    if len(x) != len(y) or len(y) == 0:
+        raise ValueError(f"{where} {len(x)} images and {len(y)} labels")
+    if len(x) > samples:
+        raise ValueError(f"{where} {len(x)} images, expected at most {samples}")
+    if classes and not 0 <= y.min() <= y.max() < classes:
+        raise ValueError(f"{where} labels {y.min()} to {y.max()}, expected 0 to {classes - 1}")
+    if not np.isfinite(y).all():
+        raise ValueError(f"{where} a value that is not finite, expected numbers")

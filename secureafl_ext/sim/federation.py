@@ -1,7 +1,9 @@
 """The clients of one run: what data each holds, who is malicious, who comes when, and with which samples."""
 
 import hashlib
+import os
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ class Federation:
         self.settings = settings
         self.data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
         self.net = models.build(settings.model, self.data.shape, self.data.classes)
+        check_memory(settings, self.net.size)
         self.start = self.net.start(stream(settings, "start")).to(settings.device)
         shares = shared_out(settings, self.data)
         self._order = torch.cat(shares)  # samples, client after client
@@ -102,3 +105,25 @@ def arriving(settings: Settings) -> arrivals.Arrivals:
     if settings.arrivals == "clock":
         return arrivals.clock(*sizes, settings.spread, stream(settings, "arrivals"))
     return arrivals.uniform(*sizes, stream(settings, "arrivals"))
+
+
+LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def check_memory(settings: Settings, parameters: int) -> None:
+    """Refuses what cannot fit. Linux hands out memory that it does not have and ends a process that then uses it."""
+    stretch = -(-settings.rounds // settings.evaluations)  # rounds from evaluation to evaluation
+    seen = 1 + settings.attackers  # minibatches per round at most: some attacks look at every client's
+    batches = stretch * settings.batch * 16 * seen
+    rows = settings.delay + 1  # models that are kept
+    if settings.defense.startswith("secureafl"):
+        rows += settings.clients * (2 + 2 * settings.memory)
+    need = settings.rounds * 100 + (batches + rows * parameters * 4 if settings.device == "cpu" else 0)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = LIMIT.read_text().strip() if LIMIT.exists() else ""
+    have = min(have, int(limit)) if limit.isdigit() else have
+    if need > have:
+        raise ValueError(
+            f"rounds, batch, delay, clients and memory must fit into {have / 1e9:.1f} GB, got {settings.rounds},"
+            f" {settings.batch}, {settings.delay}, {settings.clients} and {settings.memory}: {need / 1e9:.1f} GB"
+        )

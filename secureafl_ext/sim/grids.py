@@ -89,12 +89,14 @@ def make(
 ) -> None:
     """Run what the results file does not have yet, and publish; also what there is of a table that is cut short."""
     if chosen.table.how != "runs":
+        results.ready(out)
         values, about, why = servers.MEASURED[chosen.table.how](chosen.base, chosen.axes, out)
         rows, columns = chosen.axes.values()
         cells = {(row, column): Cell(values.get((row, column), []), why) for row in rows for column in columns}
         publish(chosen, [Part("", rows, columns, cells, paper(chosen))], about)
         return
     wanted = prepare(chosen.runs(), lambda text: None)  # a mistake ends here, and leaves no file
+    results.ready(out)
     why = NOT_RUN
     try:
         simulate(chosen.runs(), [*chosen.axes, "seed"])

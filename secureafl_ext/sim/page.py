@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from . import results
+from . import bounded, results
 from .results import Record
 from .words import KINDS
 
@@ -46,6 +46,7 @@ PAGE = """\
 </html>
 """
 
+SHEET, PICTURE = 2**24, 2**26  # bytes of one at most
 # Of the summary, for the list of all runs.
 SHOWN = ("error", "asr", "accepted", "precision", "recall", "estimation_error", "rounds_per_second", "seconds")
 
@@ -60,14 +61,17 @@ def write(folder: Path, target: Path) -> Path:
 
 def render(folder: Path) -> str:
     """Tables with their pictures first, then pictures of their own, the configuration and every run."""
-    records = results.read(folder / results.NAME)
     sheets, pictures = sorted(folder.rglob("*.md")), sorted(folder.rglob("*.png"))
+    for path in (folder / results.NAME, *sheets, *pictures):
+        if not path.resolve().is_relative_to(folder.resolve()):  # the page may be mailed: it shows this folder alone
+            raise ValueError(f"report: {path} must be a file of the folder, got a link to {path.resolve()}")
+    records = results.read(folder / results.NAME)
     if not (records or sheets or pictures):
         raise ValueError(f"report: expected {results.NAME}, .md or .png in {str(folder)!r}, got none of them")
     sections = []
     for sheet in sheets:
         beside = [picture for picture in pictures if picture.with_suffix("") == sheet.with_suffix("")]
-        body = markdown(sheet.read_text(encoding="utf-8"), below=1) + "".join(map(image, beside))
+        body = markdown(bounded.text(sheet, SHEET), below=1) + "".join(map(image, beside))
         sections.append(section(sheet.stem, body))
         pictures = [picture for picture in pictures if picture not in beside]
     sections += [section(picture.stem, f"<h2>{escape(picture.stem)}</h2>\n{image(picture)}") for picture in pictures]
@@ -82,8 +86,11 @@ def section(name: str, body: str) -> str:
 
 
 def image(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{escape(f"picture of {path.stem}")}">\n'
+    data = bounded.contents(path, PICTURE)
+    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError(f"report: {path} must be a PNG picture, got {data[:8]!r}")
+    text = base64.b64encode(data).decode()
+    return f'<img src="data:image/png;base64,{text}" alt="{escape(f"picture of {path.stem}")}">\n'
 
 
 def configuration(records: list[Record]) -> str:

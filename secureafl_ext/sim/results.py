@@ -1,26 +1,33 @@
 """Finished runs as JSON lines: one line is all that is needed to tell what was run, on what, and what came of it."""
 
+import fcntl
 import json
 import math
 import os
 import platform
 import subprocess
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy
 import torch
 
 import secureafl_ext
 
+from . import bounded
 from .loop import Outcome, Point
 from .settings import Settings
+from .words import CALLED, KINDS, fits
 
 NAME = "results.jsonl"
+MOST = 2**30  # bytes of such a file; a run takes a few thousand
 # JSON has no such numbers. They are written as these strings, wherever they stand, and read back as numbers.
 NOT_FINITE = ("inf", "-inf", "nan")
 
@@ -42,21 +49,63 @@ def record(outcome: Outcome) -> Record:
 
 
 def append(path: Path, new: Record) -> None:
-    """One more line, on the disk when this returns. What a crash left of a line is cut off first."""
-    line = dumps(flat(new))
+    """One more line, on the disk when this returns. What a crash left of a line is cut off first.
+
+    Any number of processes may append to one file: the lock lets them in one after the other.
+    """
+    line = dumps(flat(new)).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        file.seek(0)
-        before = file.read()
-        whole = before.rfind(b"\n") + 1
-        rest = before[whole:]
+    with open(path, "ab+") as file, locked(file, fcntl.LOCK_EX):
+        rest = _last_line(file)
+        end = file.seek(0, os.SEEK_END)
         if rest and _parsed(rest) is None:
-            file.truncate(whole)
+            end -= len(rest)
+            file.truncate(end)
             rest = b""
-        # Only the newline was lost where the rest can be read.
-        file.write((b"\n" if rest else b"") + line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            # Only the newline was lost where the rest can be read.
+            file.write((b"\n" if rest else b"") + line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:  # a full disk: no half line stays behind
+            file.truncate(end)
+            raise
+
+
+@contextmanager
+def locked(file: IO[bytes], kind: int) -> Iterator[None]:
+    """Waits for other processes. The system unlocks the file when this one ends, however it ends."""
+    fcntl.flock(file, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _last_line(file: IO[bytes], step: int = 65536) -> bytes:
+    """What stands after the last newline."""
+    start = file.seek(0, os.SEEK_END)
+    rest = b""
+    while start and b"\n" not in rest:
+        before, start = start, max(0, start - step)
+        file.seek(start)
+        rest = file.read(before - start) + rest
+    return rest[rest.rfind(b"\n") + 1 :]
+
+
+def ready(folder: Path) -> None:
+    """Refuses a folder to which results could not be written, before they are computed."""
+    path = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file, locked(file, fcntl.LOCK_EX):
+            pass
+        if path.exists():
+            bounded.need_file(path, MOST)
+            with open(path, "ab+"):
+                pass
+    except OSError as error:
+        raise ValueError(f"out must be a folder for results, got {str(folder)!r}: {error.strerror}") from error
 
 
 def flat(kept: Record) -> dict[str, object]:
@@ -66,17 +115,20 @@ def flat(kept: Record) -> dict[str, object]:
 
 
 def read(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[Record]:
-    """Every record, oldest first; none where there is no file. A last line that is cut short is left out."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    """Every record, oldest first; none where there is no file. A damaged line is left out, with a warning."""
+    if not path.exists():
+        return []
+    bounded.need_file(path, MOST)
     records = []
-    for number, line in enumerate(lines, 1):
-        parts = _parsed(line)
-        if parts is not None:
-            records.append(_record(parts, f"{path}, line {number}"))
-        elif number == len(lines):
-            warn(f"{path}, line {number} is cut short and does not count; the next result replaces it")
-        else:
-            raise ValueError(f"{path}, line {number} must be a JSON object, got {line[:40]!r}")
+    with open(path, "rb") as file, locked(file, fcntl.LOCK_SH):  # no line is half written meanwhile
+        for number, line in enumerate(file, 1):
+            parts = _parsed(line)
+            if parts is not None:
+                records.append(_record(parts, f"{path}, line {number}"))
+            elif line.endswith(b"\n"):
+                warn(f"{path}, line {number} is damaged and does not count: no JSON object, but {line[:40]!r}")
+            else:
+                warn(f"{path}, line {number} is cut short and does not count; the next result replaces it")
     return records
 
 
@@ -88,8 +140,10 @@ def write_whole(path: Path, value: object) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Whoever looks finds the old file or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(text, encoding="utf-8")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.unlink(missing_ok=True)
+    with open(new, "x", encoding="utf-8") as file:  # never through a link that lies there
+        file.write(text)
     os.replace(new, path)
 
 
@@ -138,15 +192,42 @@ def _record(parts: dict, where: str) -> Record:
     try:
         curve = [Point(**point) for point in parts.pop("curve")]
         outcome = Outcome(Settings(**parts.pop("settings")), curve, parts.pop("summary"))
-        return Record(outcome, **parts)
+        made = Record(outcome, **parts)
+        _check(made)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where} was not written by this version ({error}); choose another folder") from None
+    return made
+
+
+def _check(record: Record) -> None:
+    """Types alone; what reads a record takes them for granted."""
+    settings, summary = record.outcome.settings, record.outcome.summary
+    for name, kind in KINDS.items():
+        _need(name, getattr(settings, name), kind, optional=True)
+    for point in record.outcome.curve:
+        _need("round", point.round, int)
+        _need("error", point.error, float)
+        _need("asr", point.asr, float, optional=True)
+    _need("summary", summary, dict)
+    _need("error", summary["error"], float)
+    for name, value in summary.items():
+        _need(name, value, bool if isinstance(value, bool) else float, optional=True)
+    _need("versions", record.versions, dict)
+    texts = {"started": record.started, "device": record.device, **record.versions}
+    for name, text in texts.items():
+        _need(name, text, str)
+    _need("commit", record.commit, str, optional=True)
+
+
+def _need(name: str, value: object, kind: type, optional: bool = False) -> None:
+    if not fits(kind, value) and not (optional and value is None):
+        raise TypeError(f"{name} must be {CALLED[kind]}")
 
 
 def _parsed(line: bytes) -> dict | None:
     try:
         value = loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

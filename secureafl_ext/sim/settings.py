@@ -1,6 +1,7 @@
 """One run's settings: the command line, the TOML file, the results and the loop all speak of this one dataclass."""
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -89,6 +90,7 @@ class Settings:
             if not low <= value <= high:
                 limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
                 raise ValueError(f"{name} must be {limits}, got {value}")
+        _check_device(self.device)
         if self.dataset == "udacity" and ATTACKS[self.attack].needs_labels:
             raise UndefinedError(f"attack {self.attack!r} changes labels, and udacity has none: it is a regression")
         if self.dataset == "udacity" and self.defense == "sageflow":
@@ -111,11 +113,11 @@ CHOICES = {
 BOUNDS = (
     ("clients", 1, math.inf),
     ("malicious", 0, 1),
-    ("rounds", 1, math.inf),
-    ("batch", 1, math.inf),
+    ("rounds", 1, 10**9),
+    ("batch", 1, 10**6),
     ("lr", 0, math.inf),
-    ("delay", 0, math.inf),
-    ("spread", 0, math.inf),
+    ("delay", 0, 10**9),
+    ("spread", 0, 100),  # speeds that differ by a factor of e ** 100, and no overflow
     ("degree", 0, 1),
     ("trusted", 1, math.inf),
     ("holdout", 0, 0.9),
@@ -124,4 +126,20 @@ BOUNDS = (
     ("max_norm", 0, math.inf),
     ("trust", 0, math.inf),
     ("evaluations", 1, math.inf),
+    ("seed", 0, math.inf),
 )
+
+
+def _check_device(device: str) -> None:
+    """What torch would only find out when the run has begun."""
+    if not re.fullmatch(r"cpu|cuda(:\d{1,4})?", device):
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {device!r}")
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu, as torch finds no CUDA device here, got {device!r}")
+    if not build_info()["cuda"]:
+        raise ValueError(f"device must be cpu, as the extension was built without CUDA, got {device!r}")
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        raise ValueError(f"device must be cpu or one of cuda:0 to cuda:{count - 1}, got {device!r}")

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from . import pictures
+from . import pictures, results
 from .grids import Cell, Part, Plan
 from .paper import Value
 from .settings import Settings
@@ -13,8 +13,7 @@ NEAR = 0.03  # so much worse than the paper still counts as reached
 
 def publish(out: Path, command: str, chosen: Plan, parts: list[Part], about: str) -> None:
     """The table as TABLE-DATASET.md in `out`, its picture beside it."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{chosen.file}.md").write_text(markdown(chosen, parts, f"`{command}`; {about}"), encoding="utf-8")
+    results.replace_text(out / f"{chosen.file}.md", markdown(chosen, parts, f"`{command}`; {about}"))
     draw = pictures.curves if chosen.table.curves else pictures.heat
     draw(out / f"{chosen.file}.png", f"{chosen.file}: {chosen.table.about}", parts)
 

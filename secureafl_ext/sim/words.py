@@ -3,13 +3,19 @@
 import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from inspect import signature
 from itertools import product
 from pathlib import Path
+from reprlib import repr  # short, and of any depth
 from types import NoneType, UnionType
 from typing import get_args, get_origin, get_type_hints
 
+from .. import SecureAFL
+from . import bounded
 from .attacks import ATTACKS
 from .defenses import DEFENSES
+from .kardam import Kardam
+from .rules import BASGD, AsyncDefender
 from .settings import Settings, UndefinedError
 
 HELP = {
@@ -51,7 +57,16 @@ def _kind(hint: object) -> type:
 
 
 KINDS = {name: _kind(hint) for name, hint in get_type_hints(Settings).items()}
+CONFIG = 2**14  # bytes of a file of settings; a key of many parts takes tomllib the square of their number
 CALLED = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
+# Of the options whose default is None, by name.
+FACTORIES = (*(kind.factory for kind in ATTACKS.values()), AsyncDefender, BASGD, Kardam, SecureAFL)
+OPTIONAL = {
+    parameter.name: _kind(parameter.annotation)
+    for factory in FACTORIES
+    for parameter in signature(factory).parameters.values()
+    if isinstance(parameter.annotation, UnionType)
+}
 OPTIONS = {"attack_options": ("attack", ATTACKS), "defense_options": ("defense", DEFENSES)}
 
 
@@ -65,7 +80,7 @@ def knobs(field: str, name: str) -> dict[str, object]:
     return {
         key: value
         for key, value in options.items()
-        if type(value) in (NoneType, *CALLED) and not (ours and key in KINDS)
+        if (type(value) in CALLED or key in OPTIONAL) and not (ours and key in KINDS)
     }
 
 
@@ -91,7 +106,7 @@ def literal(text: str) -> object:
     for read in (lambda text: tomllib.loads(f"value = {text}")["value"], float):
         try:
             return read(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return text
 
@@ -99,13 +114,19 @@ def literal(text: str) -> object:
 def from_toml(path: str | Path) -> dict[str, object]:
     """The settings that a file gives, by name; unknown ones and wrong types are errors."""
     try:
-        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        text = bounded.text(Path(path), CONFIG)
+    except FileNotFoundError:
+        raise ValueError(f"config must be a file of settings, got {str(path)!r}, which is not there") from None
+    try:
+        given = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} is not TOML that settings need: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {str(error)[:300]}") from None
     for name, value in given.items():
         _known(f"setting in {path}:", name, KINDS)
-        if not _fits(KINDS[name], value):
-            raise ValueError(f"{path}: {name} must be {CALLED[KINDS[name]]}, got {value!r}")
+        if not fits(KINDS[name], value):
+            raise ValueError(f"{path}: {name} must be {CALLED[KINDS[name]]}, got {repr(value)}")
     return {name: KINDS[name](value) for name, value in given.items()}
 
 
@@ -172,19 +193,19 @@ def _share_out(many: list[Settings], field: str) -> list[Settings]:
         own, given = used[getattr(settings, owner)], getattr(settings, field)
         for name, value in given.items():
             _known(f"{owner} option of {', '.join(used)}:", name, known)
-            default = own.get(name)
-            if type(default) in CALLED and not _fits(type(default), value):
-                raise ValueError(f"{owner} option {name} must be {CALLED[type(default)]}, got {value!r}")
+            kind = OPTIONAL.get(name) if own.get(name) is None else type(own[name])
+            if kind and not fits(kind, value):
+                raise ValueError(f"{owner} option {name} must be {CALLED[kind]}, got {repr(value)}")
         shared.append(replace(settings, **{field: {name: value for name, value in given.items() if name in own}}))
     return shared
 
 
 def _known(what: str, name: str, choices: Collection[str]) -> None:
     if name not in choices:
-        raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices) or 'nothing'}")
+        raise ValueError(f"unknown {what} {repr(name)}; choose from {', '.join(choices) or 'nothing'}")
 
 
-def _fits(kind: type, value: object) -> bool:
+def fits(kind: type, value: object) -> bool:
     """A whole number is a number too; true and false are no numbers."""
     if kind in (int, float) and isinstance(value, bool):
         return False

@@ -135,3 +135,23 @@ def test_servers_of_different_sizes_in_threads():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_a_server_that_does_not_fit_says_how_much_it_needs(monkeypatch):
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(fused, "Fused", full)
+    words = r"SecureAFL: 7.2e-05 GB do not fit cpu: 1.44e-05 GB for the last update and model of 6 clients, "
+    words += r"4.32e-05 GB for 3 pairs of each in float32, 1.44e-05 GB for 12 models of 300 parameters; less memory"
+    with pytest.raises(torch.OutOfMemoryError, match=words):
+        make("cpu")
+
+
+@needs_gpu
+def test_a_server_larger_than_the_gpu_is_refused_in_words():
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"1e\+03 GB do not fit cuda:0: 164 GB for the last update and model"
+    ):
+        SecureAFL(torch.zeros(20_000_000, device="cuda"), 1024, memory=5)
+    assert SecureAFL(torch.zeros(100, device="cuda"), 4).submit(0, torch.ones(100, device="cuda"), 0).accepted

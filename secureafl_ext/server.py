@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import checkpoint, fused, kin_round, sharded
+from . import checkpoint, fused, sharded
 from . import state as states
-from .composed import Composed
 from .config import COUNTS, Config
+from .engines import check_engine, make_engine, too_large
 from .factors import grown, largest_accepted
 from .kinship import Kinship
 from .receipt import Receipt, stale, too_soon
@@ -95,34 +95,19 @@ class SecureAFL:
     @torch.inference_mode(False)  # else the state could never be written to outside of it
     def _start(self, model: Tensor, clients: int, config: Config, ranks: "sharded.Ranks | None") -> None:
         clients = check_start("SecureAFL", model, clients)
-        if config.spacing >= clients:
-            raise ValueError(f"SecureAFL: spacing must be less than clients = {clients}, got {config.spacing}")
-        if model.dtype == torch.float64 and config.dtype != torch.float64:
-            raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
-        if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
-            raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
-        fits = fused.fits(config, clients, model.device)
-        if config.pair_dtype == torch.float16 and not fits:
-            others = f'pairs="received", {fused.LIMITS}'
-            allowed = f"with {'a coordinate-wise rule and buckets=1' if config.row_wise else others}"
-            raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
-        if ranks and not fits:
-            plain = 'a coordinate-wise rule, buckets=1, pairs="received" and history_dtype float32 or float16'
-            raise ValueError(f"SecureAFL: process_group must come with {plain}, {fused.LIMITS}, got another setting")
-
+        check_engine(config, clients, model.dtype, model.device, split=ranks is not None)
         self.config, self.clients = config, clients
         self.version = 0
         self.dtype = model.dtype
-        # Version v lies in row v % len; one row more than are kept, so that the next model has a row of its own.
-        self._models = torch.zeros(config.max_staleness + 2, len(model), dtype=config.dtype, device=model.device)
+        size, device = len(model), model.device
+        try:
+            # Version v lies in row v % len; one row more than are kept, so that the next model has a row of its own.
+            self._models = torch.zeros(config.max_staleness + 2, size, dtype=config.dtype, device=device)
+            self._engine = make_engine(config, clients, size, device, ranks)
+        except torch.OutOfMemoryError as error:
+            raise too_large(config, clients, size, device) from error
         self._models[0] = model.detach()
         self._rows = self._models.unbind()  # views: to take one anew costs the host more than the lock does
-        arguments = config, clients, len(model), model.device
-        if ranks:
-            self._engine = sharded.Sharded(*arguments, ranks)
-        else:
-            kin = kin_round.fits(config, clients, model.device)
-            self._engine = (fused.Fused if fits else kin_round.KinRound if kin else Composed)(*arguments)
         self._ranks, self._telling = ranks, self._engine.telling if ranks else sharded.Telling(None)
         self._stale = self._too_soon = 0
         self._turns = [0] * clients  # the version that each client's last round made; 0: none

@@ -186,7 +186,7 @@ def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
     pretended.error = lambda settings: 0.25 if settings.defense == "secureafl" else 0.875
     assert cli.main(["compare"]) == 0
     assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in cli.COMPARED]
-    assert {"async-sgd", "secureafl"} <= set(cli.COMPARED) <= set(DEFENSES)
+    assert {"async-sgd", "secureafl-kin"} <= set(cli.COMPARED) <= set(DEFENSES)
     assert (pretended.ran[-1].attack, pretended.ran[-1].defense) == ("none", "async-sgd")
     assert {settings.dataset for settings in pretended.ran} == {data.DEFAULT}
     assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)

@@ -18,7 +18,7 @@ from .settings import ARRIVALS, PARTITIONS, Settings
 from .words import CALLED, HELP, KINDS, OPTIONS, axis, grid, knobs, prepare
 
 # What `secureafl compare` shows a newcomer: no download, under two minutes on two cores.
-COMPARED = ("async-sgd", "zeno++", "secureafl")
+COMPARED = ("async-sgd", "zeno++", "secureafl-kin")
 COMPARED_UNDER = "gaussian"
 UNDEFENDED = calibrate.UNDEFENDED
 NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")

@@ -183,7 +183,7 @@ def test_run_keeps_a_line_and_a_picture_each_time(tmp_path, pretended, capsys):
 
 
 def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
-    pretended.error = lambda settings: 0.25 if settings.defense == "secureafl" else 0.875
+    pretended.error = lambda settings: 0.25 if settings.defense == "secureafl-kin" else 0.875
     assert cli.main(["compare"]) == 0
     assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in cli.COMPARED]
     assert {"async-sgd", "secureafl-kin"} <= set(cli.COMPARED) <= set(DEFENSES)
@@ -191,7 +191,7 @@ def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
     assert {settings.dataset for settings in pretended.ran} == {data.DEFAULT}
     assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("Under gaussian by 4 of 20 clients the test error ends at 0.250 with secureafl, 0.875 with")
+    assert last.startswith("Under gaussian by 4 of 20 clients the test error ends at 0.250 with secureafl-kin, 0.875 with")
 
 
 def test_compare_all_is_every_defense(pretended):

@@ -4,6 +4,7 @@ A sane call has numbers of ordinary size, and an oracle in float64 says what mus
 largest and the smallest floats among its values: nothing may crash, and no model may leave the floats.
 """
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -36,7 +37,10 @@ class Dice(random.Random):
 
     def __init__(self, *seed: object):
         super().__init__(" ".join(map(str, seed)))
-        self.numbers = np.random.Generator(np.random.PCG64(self.getrandbits(64)))
+
+    @functools.cached_property
+    def numbers(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(self.getrandbits(64)))
 
     def chance(self, share: float) -> bool:
         return self.random() < share
@@ -74,6 +78,17 @@ def offset(tensor: Tensor) -> Tensor:
     return room[1:].view(tensor.shape)
 
 
+@functools.cache
+def overload(op: str) -> torch._ops.OpOverload:
+    return getattr(OPS, op).default
+
+
+@functools.cache
+def names_of(op: str) -> tuple[str, ...]:
+    """Of its arguments, in order."""
+    return tuple(argument.name for argument in overload(op)._schema.arguments)
+
+
 @dataclass
 class Call:
     op: str
@@ -82,8 +97,7 @@ class Call:
     facts: dict[str, int] = field(default_factory=dict)  # sizes that a broken call must know
 
     def run(self) -> object:
-        op = getattr(OPS, self.op).default
-        return op(*(self.args[argument.name] for argument in op._schema.arguments))
+        return overload(self.op)(*(self.args[name] for name in names_of(self.op)))
 
 
 def cast(values: np.ndarray, dtype: torch.dtype, device: str) -> Tensor:

@@ -158,7 +158,9 @@ def lipschitz(op: str, dice: Dice, device: str) -> Call:
             up, down = np.linalg.norm(g - last_g), np.linalg.norm(w - last_w)
             expected = 0.0 if up == 0 and down == 0 else np.float64(up) / np.float64(down)
         got = result.item()
-        same = got == expected or (math.isnan(got) and math.isnan(expected)) or math.isclose(got, expected, rel_tol=1e-12)
+        same = (
+            got == expected or (math.isnan(got) and math.isnan(expected)) or math.isclose(got, expected, rel_tol=1e-12)
+        )
         need(same, "factor", got, expected)
 
     return Call(op, dict(zip(("update", "last_update", "model", "last_model"), tensors, strict=True)), check)

@@ -94,7 +94,11 @@ def no_kernel(dice: Dice, device: str) -> Counter:
     try:
         getattr(OPS, op)(*arguments)
     except RuntimeError as error:  # NotImplementedError is one
-        words = f"Could not run 'secureafl::{op}' with arguments from the 'CPU'" if device == "cpu" else f"secureafl::{op}: "
+        words = (
+            f"Could not run 'secureafl::{op}' with arguments from the 'CPU'"
+            if device == "cpu"
+            else f"secureafl::{op}: "
+        )
         need(str(error).startswith(words), "words:", str(error)[:300])
         return Counter({(op, "refused"): 1})
     raise AssertionError(f"{op} took arguments that do not fit")

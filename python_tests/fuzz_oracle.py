@@ -14,7 +14,9 @@ from secureafl_ext.row_rules import bucketed
 
 LEAST, MOST = 1e-3, 1e3  # lengths between which float32 loses nothing that a comparison would see
 NUDGES = (1 - 1e-5, 1 + 1e-5)
-warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)  # where kinship keeps nobody: NaN, not compared
+warnings.filterwarnings(
+    "ignore", "Mean of empty slice", RuntimeWarning
+)  # where kinship keeps nobody: NaN, not compared
 
 
 class SlowRows(SlowServer):
@@ -120,22 +122,22 @@ def told(before: Before, client: int, update: np.ndarray, version: int) -> tuple
     return accepted, slow.slow if isinstance(slow, SlowKin) else slow
 
 
-def compare(
-    before: Before, client: int, update: np.ndarray, version: int, accepted: bool, after: dict[str, torch.Tensor | int]
-) -> str:
+def compare(before: Before, client: int, update: np.ndarray, version: int, accepted: bool, after: Before) -> str:
     """What was compared; a Mismatch where the server and the slow one differ and rounding is no excuse."""
     if not before.ordinary(update):
         return "not compared"
     expected, slow = told(before, client, update, version)
-    model = after["models"].double().numpy()[after["version"] % len(after["models"])]
-    size = 1 + np.abs(before.arrays["last_updates"]).max() + np.abs(np.nan_to_num(update)).max() + np.abs(slow.model).max()
+    model = after.arrays["models"][after.version % len(after.arrays["models"])]
+    size = (
+        1 + np.abs(before.arrays["last_updates"]).max() + np.abs(np.nan_to_num(update)).max() + np.abs(slow.model).max()
+    )
     bound = (1e-6 if before.config.history_dtype == "float64" else 2e-3) * size
     sound = before.sound() and np.isfinite(slow.model).all()
     try:
         need(accepted == expected, "verdict", accepted, "not", expected)
         need(not sound or np.abs(model - slow.model).max() <= bound, "model", model, "not", slow.model)
         if before.config.pairs == "received":
-            _compare_client(client, Before(before.config, before.clients, after), slow, size)
+            _compare_client(client, after, slow, size)
     except AssertionError:
         if tips(before, client, update, version, bound):
             return "on the edge"

@@ -18,7 +18,9 @@ F64 = torch.float64
 PER_CLIENT = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
 SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "estimate", "receive")
 BOUND_NAMES = ("span", "known", "kin", "crowd", "turned", "least", "least_sum", "least_apart", "near")
-VERDICT = struct.Struct("i4xq????ifxxxxdff")  # client, reason, received, steps, stored, pushed, slot, clip, g_square, ..
+VERDICT = struct.Struct(
+    "i4xq????ifxxxxdff"
+)  # client, reason, received, steps, stored, pushed, slot, clip, g_square, ..
 
 
 def settings_of(dice: Dice, n: int, kin: bool) -> Config:
@@ -63,7 +65,10 @@ class Scene:
         drawn = past(dice, n, c.memory, d)
         self.sane = drawn.sane
         # Rows of those who are not seen may be anything.
-        state = {name: torch.from_numpy(np.nan_to_num(values, posinf=3e38, neginf=-3e38)).float() for name, values in drawn.values.items()}
+        state = {
+            name: torch.from_numpy(np.nan_to_num(values, posinf=3e38, neginf=-3e38)).float()
+            for name, values in drawn.values.items()
+        }
         model = state.pop("model")
         state |= books(dice, n if c.factors == "per_client" else 1, c.room)
         state["pairs"], state["seen"] = torch.from_numpy(drawn.pairs), torch.from_numpy(dice.bools(n))
@@ -152,7 +157,9 @@ class Scene:
 
     def expected(self, stretch: float = 1.0) -> tuple[Composed, Tensor, tuple[Tensor, ...]]:
         """(engine, models, outcome) after this round in float64; the update as much longer as `stretch` says."""
-        oracle = Composed(Config(**{**vars(self.config), "history_dtype": "float64"}), self.n, self.d, torch.device("cpu"))
+        oracle = Composed(
+            Config(**{**vars(self.config), "history_dtype": "float64"}), self.n, self.d, torch.device("cpu")
+        )
         wide_state = {name: t.double() if t.is_floating_point() else t for name, t in self.state.items()}
         oracle.load(wide_state, None)
         models = self.start.double()

@@ -14,8 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would onl
 
 import torch
 from fuzz_breaks import broken, tensors_of
-from fuzz_cases import OPS, PURE, Call, Dice, need
+from fuzz_cases import PURE
 from fuzz_children import run_cases
+from fuzz_dice import OPS, Call, Dice, need
 from fuzz_rounds import STATEFUL
 
 MAKERS = PURE | STATEFUL
@@ -24,9 +25,11 @@ WORDS = {"aggregate_status": "aggregate"}  # it is aggregate with an account, an
 TEMPLATES = 60  # valid calls of each op that broken ones begin with: a refusal leaves them as they are
 
 
-@functools.lru_cache(maxsize=None)
-def template(op: str, number: int, seed: int, device: str) -> Call:
-    return MAKERS[op](op, Dice("template", seed, op, number), device)
+@functools.cache
+def template(op: str, number: int, seed: int, device: str) -> tuple[Call, list]:
+    """(a valid call, copies of its memory)"""
+    call = MAKERS[op](op, Dice("template", seed, op, number), device)
+    return call, copies(call, tensors_of(call))
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,13 +41,19 @@ def case(index: int, seed: int, device: str) -> Counter:
     dice = Dice(seed, index)
     if dice.chance(0.003):
         return no_kernel(dice, device)
-    valid = dice.chance(0.12)
+    valid = dice.chance(0.08)
     op = dice.choice([*PURE, *PURE, *STATEFUL] if valid else [*MAKERS])
     if not valid:
-        return refused(*broken(template(op, dice.randrange(TEMPLATES), seed, device), dice), device)
+        whole, before = template(op, dice.randrange(TEMPLATES), seed, device)
+        changed, host_sees = broken(whole, dice)
+        call = Call(op, whole.args | changed)
+        if device != "cpu" and not host_sees:
+            return clamped(call)
+        own = [name for name in changed if isinstance(changed[name], torch.Tensor)]
+        return refused(call, before + copies(call, own), device)
     call = MAKERS[op](op, dice, device)
     pure = op in PURE
-    before = copies(call) if pure else []
+    before = copies(call, tensors_of(call)) if pure else []
     result = call.run()
     call.check(result)
     unchanged(before)
@@ -52,8 +61,8 @@ def case(index: int, seed: int, device: str) -> Counter:
     return Counter({(op, "valid"): 1})
 
 
-def copies(call: Call) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    spaces = ((name, memory(call.args[name])) for name in tensors_of(call))
+def copies(call: Call, names: list[str]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    spaces = ((name, memory(call.args[name])) for name in names)
     return [(name, space, space.clone()) for name, space in spaces]
 
 
@@ -62,10 +71,7 @@ def unchanged(before: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
         need(torch.equal(now, then), name, "was written to")
 
 
-def refused(call: Call, host_sees: bool, device: str) -> Counter:
-    if device != "cpu" and not host_sees:
-        return clamped(call)
-    before = copies(call)
+def refused(call: Call, before: list, device: str) -> Counter:
     try:
         call.run()
     except RuntimeError as error:

@@ -4,7 +4,8 @@ import warnings
 
 import numpy as np
 import torch
-from fuzz_cases import _sound, need
+from fuzz_cases import is_sound
+from fuzz_dice import need
 from slow_rows import TWINS
 from slow_server import SETTING_NAMES, SlowServer
 from test_kinship import Twin
@@ -103,7 +104,7 @@ class Before:
     def sound(self) -> bool:
         """Whether rounding stays small in every correction."""
         known = [k for k in range(self.clients) if self.seen[k]]
-        return all(_sound(self.dw[k, : self.counts[k]], self.dg[k, : self.counts[k]]) for k in known)
+        return all(is_sound(self.dw[k, : self.counts[k]], self.dg[k, : self.counts[k]]) for k in known)
 
     def ordinary(self, update: np.ndarray) -> bool:
         if np.isfinite(update).all() and not LEAST < np.linalg.norm(update) < MOST:
@@ -111,7 +112,7 @@ class Before:
         lengths = np.linalg.norm(self.arrays["last_updates"][self.seen], axis=1)
         steps = np.linalg.norm(self.dw, axis=2), np.linalg.norm(self.dg, axis=2)
         real = np.arange(self.dw.shape[1]) < np.array(self.counts)[:, None]
-        fits = all(((LEAST < one[real]) & (one[real] < MOST)).all() for one in steps)
+        fits = all(((one[real] > LEAST) & (one[real] < MOST)).all() for one in steps)
         return fits and ((lengths > LEAST) & (lengths < MOST)).all() and np.abs(self.arrays["models"]).max() < MOST
 
 
@@ -123,7 +124,7 @@ def told(before: Before, client: int, update: np.ndarray, version: int) -> tuple
 
 
 def compare(before: Before, client: int, update: np.ndarray, version: int, accepted: bool, after: Before) -> str:
-    """What was compared; a Mismatch where the server and the slow one differ and rounding is no excuse."""
+    """What was compared; an error where the server and the slow one differ and rounding is no excuse."""
     if not before.ordinary(update):
         return "not compared"
     expected, slow = told(before, client, update, version)

@@ -5,9 +5,9 @@
     python bench/soak.py --settings memory=5 history_dtype=float16
 
 Honest clients with quadratic losses upload noisy gradients of models up to max_staleness rounds old. One of them falls
-silent before the first window: what is carried of it is never taken afresh, the worst case for drift. Rounds are timed in
-windows, and the host waits for the device once at the end of each. A window that another process disturbed is no sign
-of a slow server, so the best of several counts. Ends with 1 if a bound below is broken.
+silent before the first window: what is carried of it is never taken afresh, the worst case for drift. Rounds are timed
+in windows, and the host waits for the device once at the end of each. A window that another process disturbed is no
+sign of a slow server, so the best of several counts. Ends with 1 if a bound below is broken.
 """
 
 import argparse
@@ -30,9 +30,9 @@ WINDOWS = 200
 LOOKS = 20  # windows between two looks at what is carried
 FILLED = 64  # rounds per client before the first window: Q, pairs and meetings are then filled
 MOST_GROWTH, MOST_SLOWDOWN = 0.01, 0.1
-# Largest error of a carried inner product, in products of the two norms. Fused rounds add float32 products of every step
-# to it until the client uploads again; kinship takes it once, in float64.
-MOST_DRIFT = {"fused": 1e-3, "rows": 1e-6}
+# Largest error of a carried inner product, in products of the two norms. Fused rounds add float32 products of every
+# step to it until the client uploads again; kinship takes it once, in float64.
+MOST_DRIFT = {"fused": 1e-4, "rows": 1e-6}
 DEFAULTS = {"median": {}, "kinship": {"memory": 0}}
 
 
@@ -128,7 +128,7 @@ def _drift_of_fused(engine: Fused, model: Tensor) -> float:
 
 
 def _relative(error: Tensor, size: Tensor) -> float:
-    return float((error.abs() / size.clamp(min=1e-30)).max())
+    return float((error.abs() / size.clamp(min=1e-30)).nan_to_num(nan=torch.inf).max())
 
 
 def soak(clients: int, size: int, device: str, rounds: int | None, seconds: float, settings: dict) -> Soaked:
@@ -171,9 +171,9 @@ def soak(clients: int, size: int, device: str, rounds: int | None, seconds: floa
 def summary(run: Soaked) -> str:
     return (
         f"{run.settings or 'default settings'}: {run.rounds:,} rounds, {run.accepted:,} accepted; us a round: first "
-        f"{run.first_us:.1f}, middle {run.middle_us:.1f}, last {run.last_us:.1f}; resident MiB {run.resident[0]:.1f} -> "
-        f"{run.resident[1]:.1f}; device MiB {run.device[0]:.1f} -> {run.device[1]:.1f}; drift {run.drift[0]:.1e}, then "
-        f"{run.drift[1]:.1e} (at most {run.drift_bound:.0e}); {'finite' if run.finite else 'NOT finite'}"
+        f"{run.first_us:.1f}, middle {run.middle_us:.1f}, last {run.last_us:.1f}; resident MiB {run.resident[0]:.1f} "
+        f"-> {run.resident[1]:.1f}; device MiB {run.device[0]:.1f} -> {run.device[1]:.1f}; drift {run.drift[0]:.1e}, "
+        f"then {run.drift[1]:.1e} (at most {run.drift_bound:.0e}); {'finite' if run.finite else 'NOT finite'}"
     )
 
 

@@ -191,7 +191,8 @@ def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
     assert {settings.dataset for settings in pretended.ran} == {data.DEFAULT}
     assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("Under gaussian by 4 of 20 clients the test error ends at 0.250 with secureafl-kin, 0.875 with")
+    who = "Under gaussian by 4 of 20 clients"
+    assert last.startswith(f"{who} the test error ends at 0.250 with secureafl-kin, 0.875 with")
 
 
 def test_compare_all_is_every_defense(pretended):

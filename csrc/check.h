@@ -119,6 +119,13 @@ class Check {
     if (!tensor.is_contiguous()) refuse(op_, name, " must be contiguous, got strides ", shape_text(strides_of(tensor)));
   }
 
+  // Memory that is read in pieces of so many bytes.
+  void aligned(const char* name, const Tensor& tensor, int64_t bytes) const {
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes);
+    if (past != 0)
+      refuse(op_, name, " must begin at a multiple of ", bytes, " bytes, got one that begins ", past, " past");
+  }
+
   // `what` ends where the bounds follow: "classes must lie in".
   void within(const char* what, int64_t value, int64_t least, int64_t most) const {
     if (value < least || value > most) refuse(op_, what, " ", least, " to ", most, ", got ", value);

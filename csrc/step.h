@@ -79,6 +79,7 @@ inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_
 // What a round leaves for `renew_`.
 inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
   check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
+  check.aligned("verdict", verdict, alignof(Verdict));
   check.state("changes", changes, ScalarType::Double, "((2m + 1) (n + 1) + 4m + 1,)", {PassSums{n, m}.count()});
 }
 
@@ -195,6 +196,8 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
               {(d + columns - 1) / columns, 2 * m, n, columns});
   check.state("last", last, ScalarType::Float, "(tiles, 2, n, columns)", {tiles, 2, n, columns});
+  check.aligned("slots", slots, 16);
+  check.aligned("last", last, 16);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);

@@ -14,7 +14,7 @@ POOLED = {"factors", "recorded"}  # shared too, where Q is pooled
 
 def numbers(state, names):
     """Every value but 0 and 1 of these tensors, without its sign and power of two: float16 pairs are scaled by one."""
-    values = torch.cat([torch.as_tensor(state[name]).double().flatten() for name in names])
+    values = torch.cat([torch.as_tensor(state[name]).cpu().double().flatten() for name in names])
     return set(values[(values != 0) & (values != 1)].frexp().mantissa.abs().tolist())
 
 

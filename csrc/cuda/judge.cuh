@@ -29,14 +29,16 @@ __device__ inline Tally block_tally(const Tally& tally) {
 
 // The last block sums what all have found, in their order, and decides.
 __device__ inline void decide_together(const Round& r, const Scratch& scratch, const Standing& before) {
-  // Prefetch a part of Q while the sums are added up.
+  // Fetch a part of Q, and what it weighs, while the sums are added up.
   constexpr int kFetched = 8;
   const int64_t places = places_of(r, before);
   double fetched[kFetched];
+  uint32_t weights[kFetched];
 #pragma unroll
   for (int j = 0; j < kFetched; ++j) {
     const int i = threadIdx.x + j * kJudgeThreads;
-    fetched[j] = i < places ? r.seen_factors[i] : INFINITY;
+    fetched[j] = i < places ? r.seen_factors[i] : 0;
+    weights[j] = i < places ? place_weight(r, before, i) : 0;
   }
   double sums[kSums] = {};
   SECUREAFL_ROLLED
@@ -47,13 +49,12 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   block_sums(sums);
   const double factor = factor_of(before, sums);
   Tally tally{};
-  const auto add = [&](int64_t i, double value) {
-    if (i < places) add_to_tally(r, before, i, value, factor, tally);
-  };
 #pragma unroll
-  for (int j = 0; j < kFetched; ++j) add(threadIdx.x + j * kJudgeThreads, fetched[j]);
+  for (int j = 0; j < kFetched; ++j) add_to_tally(fetched[j], weights[j], factor, tally);
 #pragma unroll 8
-  for (int64_t i = threadIdx.x + kFetched * kJudgeThreads; i < places; i += kJudgeThreads) add(i, r.seen_factors[i]);
+  for (int64_t i = threadIdx.x + kFetched * kJudgeThreads; i < places; i += kJudgeThreads) {
+    add_to_tally(r.seen_factors[i], place_weight(r, before, i), factor, tally);
+  }
   tally = block_tally(tally);
   if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, tally);
 }

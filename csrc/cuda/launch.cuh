@@ -44,7 +44,7 @@ __device__ inline T& shared_memory() {
 // Prepares a kernel for a device, once: it may then use all of a block's shared memory. Set to what a single launch
 // needs, the limit would change under another thread's launch. Returns whether the kernel's code has PDL instructions:
 // code for an older GPU has none, also where a newer one compiles it from PTX.
-inline bool prepare_kernel(const void* kernel, int32_t device, int64_t most_shared) {
+inline bool prepare_kernel(const void* kernel, int32_t device) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int32_t>, bool> prepared;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -52,7 +52,9 @@ inline bool prepare_kernel(const void* kernel, int32_t device, int64_t most_shar
   if (found != prepared.end()) return found->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "kernel attributes");
-  const auto dynamic = static_cast<int>(most_shared - static_cast<int64_t>(attributes.sharedSizeBytes));
+  int most_shared = 0;
+  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device limits");
+  const int dynamic = most_shared - static_cast<int>(attributes.sharedSizeBytes);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic), "shared memory");
   return prepared[{kernel, device}] = attributes.ptxVersion >= 90;
 }
@@ -98,7 +100,7 @@ class Launcher {
   void launch(bool early, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
               const Args&... args) const {
     if (blocks == 0) return;
-    const bool has_pdl = prepare_kernel(reinterpret_cast<const void*>(kernel), device_, most_shared());
+    const bool has_pdl = prepare_kernel(reinterpret_cast<const void*>(kernel), device_);
     cudaLaunchAttribute serial{};
     serial.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     serial.val.programmaticStreamSerializationAllowed = 1;

@@ -48,14 +48,14 @@ SECUREAFL_FN bool is_known(const Kin& r, int64_t k) { return static_cast<double>
 
 // Memory that `choose` works in, near its threads.
 struct Table {
-  static constexpr int kParts = 32, kFound = 9;
+  static constexpr int kParts = 32, kTotals = 3, kFound = 9;
   double* norms;    // (n): of the rows as this round has them
   double* lengths;  // (n): of the last updates, then of the mean ones
   double* values;   // (n): what a median is taken of, or the pull of each client
   double* reach;    // (n): of the mean updates along the centre
   double* far;      // (n): their distances to it
   double* apart;    // (n): kin of each client once the centre is taken off
-  double* parts;    // (kParts): of a sum over all threads
+  double* parts;    // (kTotals, kParts): of sums over all threads
   double* found;    // (kFound): what one thread tells the others
   uint8_t* is;      // (n): of the following
 
@@ -69,9 +69,9 @@ struct Table {
         far(at + 4 * n),
         apart(at + 5 * n),
         parts(at + 6 * n),
-        found(parts + kParts),
+        found(parts + kTotals * kParts),
         is(reinterpret_cast<uint8_t*>(found + kFound)) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kParts + kFound + (n + 7) / 8; }
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kTotals * kParts + kFound + (n + 7) / 8; }
 };
 
 // The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
@@ -85,17 +85,28 @@ SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w,
   sums[kSY] += s * y;
 }
 
-// The sum over the team of one number of each, in its first thread.
+// Sums over the team of a few numbers of each, below 2^53, in its first thread.
+template <typename Team, int kCount>
+SECUREAFL_FN void totals(const Team& team, int64_t (&values)[kCount], const Table& table) {
+  static_assert(Team::kDown <= Table::kParts && kCount <= Table::kTotals, "a place for each part");
+  for (int which = 0; which < kCount; ++which) {
+    const int64_t part = team.sum_across(values[which]);
+    if (team.across() == 0) table.parts[which * Table::kParts + team.down()] = static_cast<double>(part);
+  }
+  team.sync();
+  for (int which = 0; which < kCount && team.rank() == 0; ++which) {
+    double sum = 0;
+    SECUREAFL_ROLLED
+    for (int i = 0; i < Team::kDown; ++i) sum += table.parts[which * Table::kParts + i];
+    values[which] = static_cast<int64_t>(sum);
+  }
+}
+
 template <typename Team>
 SECUREAFL_FN int64_t total(const Team& team, int64_t value, const Table& table) {
-  static_assert(Team::kDown <= Table::kParts, "a place for each part");
-  value = team.sum_across(value);
-  if (team.across() == 0) table.parts[team.down()] = value;
-  team.sync();
-  double sum = 0;
-  SECUREAFL_ROLLED
-  for (int i = 0; i < Team::kDown && team.rank() == 0; ++i) sum += table.parts[i];
-  return static_cast<int64_t>(sum);
+  int64_t values[] = {value};
+  totals(team, values, table);
+  return values[0];
 }
 
 // Median of those of values (n) that are finite; inf if none is. middle (2) is scratch. By rank: a sort would have the
@@ -294,35 +305,34 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   const Standing before = standing_of(r);
   const double factor = factor_of(before, judged);
   const Tally part = tally_of(team, r, before, factor);
-  const int64_t below = total(team, part.below, table);
-  team.sync();  // the first thread has read `parts`
-  const Tally tally{below, total(team, part.all, table)};
+  int64_t known_less_new = 0;  // of the others: 1 for each known client, -1 for each one on probation
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    if (k != before.client && r.seen[k]) known_less_new += is_known(r, k) ? 1 : -1;
+  }
+  int64_t counted[] = {part.below, part.all, known_less_new};
+  totals(team, counted, table);
   if (team.rank() == 0) {
-    out->verdict = decide(r, before, judged, tally);
+    out->verdict = decide(r, before, judged, {counted[0], counted[1]});
+    const int own = out->verdict.received ? (is_known(r, before.client) ? 1 : -1) : 0;
+    table.found[2] = static_cast<double>(counted[2] + own);
     ++*r.rounds;
   }
   team.sync();
 
   const Verdict v = out->verdict;
   const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
-  int balance = 0;  // 1 for each known client that could take part, -1 for each other one
+  const bool probation = table.found[2] >= 0;       // once half are known, the others wait
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const bool is_client = k == v.client, takes_part = is_client ? v.received : r.seen[k];
+    const bool is_client = k == v.client, present = is_client ? v.received : r.seen[k];
+    const bool takes_part = present && (is_known(r, k) || !probation);
     const double last = r.products[k * r.n + k];
     sums[k] = v.stored ? sums[k] * v.clip : 0;
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.is[k] = takes_part ? Table::kTakesPart : 0;
-    balance += takes_part ? (is_known(r, k) ? 1 : -1) : 0;
-  }
-  const int64_t known_less_new = total(team, balance, table);
-  if (team.rank() == 0) table.found[2] = static_cast<double>(known_less_new);
-  team.sync();
-  SECUREAFL_ROLLED
-  for (int k = team.rank(); k < n; k += Team::kSize) {  // probation: once half are known, the others wait
-    if (table.found[2] >= 0 && !is_known(r, k)) table.is[k] = 0;
-    table.values[k] = table.is[k] ? table.norms[k] : INFINITY;
+    table.values[k] = takes_part ? table.norms[k] : INFINITY;
   }
   team.sync();
   const double usual = median_of(team, table.values, n, table.found);

@@ -151,11 +151,11 @@ SECUREAFL_FN double factor_of(const Standing& before, const double* sums) {
 // What one factor of a list weighs, with the one that this round adds. With a list for each client all clients weigh
 // the same, however often they upload: else one that uploads often would choose the quantile. Whole numbers, so that
 // the order of the sum does not matter.
-SECUREAFL_FN int64_t factor_weight(const Round& r, const Standing& before, int64_t list) {
+SECUREAFL_FN uint32_t factor_weight(const Round& r, const Standing& before, int64_t list, int64_t recorded) {
   if (r.lists == 1) return 1;
   constexpr uint32_t kClient = 0xFFFFFFFF;
-  const int64_t recorded = recorded_of(r, list) + (list == before.list);
-  return kClient / static_cast<uint32_t>(recorded < r.room ? recorded : r.room);
+  const int64_t after = recorded + (list == before.list);
+  return kClient / static_cast<uint32_t>(after < r.room ? after : r.room);
 }
 
 // Places of Q to look at.
@@ -163,14 +163,17 @@ SECUREAFL_FN int64_t places_of(const Round& r, const Standing& before) {
   return r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room;
 }
 
-// Adds the value at place i of Q, unless it is empty or the new factor replaces it.
-SECUREAFL_FN void add_to_tally(const Round& r, const Standing& before, int64_t i, double value, double factor,
-                               Tally& tally) {
+// What the factor at place i of Q weighs; 0 if the place is empty, or the new factor takes it.
+SECUREAFL_FN uint32_t place_weight(const Round& r, const Standing& before, int64_t i) {
   const int64_t list = r.lists > 1 ? static_cast<uint32_t>(i) / static_cast<uint32_t>(r.room) : 0;
-  if (i == before.place || i - list * r.room >= recorded_of(r, list)) return;
-  const int64_t weight = factor_weight(r, before, list);
+  const int64_t recorded = recorded_of(r, list);
+  const bool counts = i != before.place && i - list * r.room < recorded;
+  return counts ? factor_weight(r, before, list, recorded) : 0;
+}
+
+SECUREAFL_FN void add_to_tally(double value, uint32_t weight, double factor, Tally& tally) {
   tally.all += weight;
-  if (value < factor) tally.below += weight;
+  tally.below += value < factor ? weight : 0;
 }
 
 // This thread's part of the tally.
@@ -186,7 +189,7 @@ SECUREAFL_FN Tally tally_of(const Team& team, const Round& r, const Standing& be
       const int64_t replaced = before.place - list * r.room;
       const bool here = replaced >= 0 && replaced < held;
       if (held == here) continue;
-      const int64_t weight = factor_weight(r, before, list);
+      const int64_t weight = factor_weight(r, before, list, recorded);
       tally.below += weight * (below - (here && factors[replaced] < factor));
       tally.all += weight * (held - here);
     }
@@ -194,7 +197,7 @@ SECUREAFL_FN Tally tally_of(const Team& team, const Round& r, const Standing& be
     const int64_t places = places_of(r, before);
     SECUREAFL_ABREAST
     for (int64_t i = team.rank(); i < places; i += Team::kSize) {
-      add_to_tally(r, before, i, r.seen_factors[i], factor, tally);
+      add_to_tally(r.seen_factors[i], place_weight(r, before, i), factor, tally);
     }
   }
   return tally;

@@ -68,8 +68,8 @@ def run_cases(
             counts += more
             findings += found
         child.join()
-        if findings and len(findings) > 100:
+        last = f", the last in case {findings[-1][0]}" if findings else ""
+        print(f"{first - end + count} of {count}: {len(findings)} findings{last}", file=sys.stderr, flush=True)
+        if len(findings) > 100:
             break
-        print(f"\r{first - end + count} of {count}, {len(findings)} findings", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
     return counts, findings

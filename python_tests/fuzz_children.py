@@ -58,7 +58,7 @@ def run_cases(
         there.close()
         got = _received(here, at, seconds)
         if got is None:
-            child.join(5)
+            child.join(1)
             words = f"ended by {signal.Signals(-child.exitcode).name}" if (child.exitcode or 0) < 0 else "hung"
             child.kill()
             findings.append((at.value, f"the process {words}"))

@@ -170,6 +170,17 @@ def too_few_rows(call: Call, dice: Dice) -> Changes:
     return {"mask": mask}
 
 
+def shared_memory(call: Call, dice: Dice) -> Changes:
+    """Two tensors of the state are the same one. Not in REFUSED yet: see test_state_that_shares_memory_is_refused."""
+    state = [name for name in tensors_of(call) if name not in READ_ONLY] if call.op in STATE_OPS else []
+    kinds = {name: (call.args[name].shape, call.args[name].dtype) for name in state if call.args[name].numel()}
+    alike = [(one, other) for one in kinds for other in kinds if one < other and kinds[one] == kinds[other]]
+    if not alike:
+        return None
+    one, other = dice.choice(alike)
+    return {other: call.args[one]}
+
+
 REFUSED: tuple[Callable[[Call, Dice], Changes], ...] = (
     another_dtype, another_shape, strides, a_number, same_row, lists, another_device,
 )  # fmt: skip

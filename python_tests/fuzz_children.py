@@ -8,7 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
-BATCH = 50_000  # cases of one child
+BATCH = 20_000  # cases of one child
 SECONDS = 60  # for one case: more is a hang
 
 
@@ -41,7 +41,9 @@ def _received(pipe, at, seconds: float) -> tuple | None:
     return None
 
 
-def run_cases(case: Callable[[int], Counter], first: int, count: int, device: str, seconds: float = SECONDS):
+def run_cases(
+    case: Callable[[int], Counter], first: int, count: int, device: str, seconds: float = SECONDS, batch: int = BATCH
+):
     """(counts, findings (number, words)) of the cases first .. first + count - 1
 
     case: of module level where the device is a GPU: a child cannot inherit its parent's use of one.
@@ -51,12 +53,12 @@ def run_cases(case: Callable[[int], Counter], first: int, count: int, device: st
     while first < end:
         at = context.Value("q", first, lock=False)
         here, there = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(case, first, min(first + BATCH, end), at, there))
+        child = context.Process(target=_work, args=(case, first, min(first + batch, end), at, there))
         child.start()
         there.close()
         got = _received(here, at, seconds)
         if got is None:
-            child.join(5)
+            child.join(1)
             words = f"ended by {signal.Signals(-child.exitcode).name}" if (child.exitcode or 0) < 0 else "hung"
             child.kill()
             findings.append((at.value, f"the process {words}"))
@@ -66,8 +68,8 @@ def run_cases(case: Callable[[int], Counter], first: int, count: int, device: st
             counts += more
             findings += found
         child.join()
-        if findings and len(findings) > 100:
+        last = f", the last in case {findings[-1][0]}" if findings else ""
+        print(f"{first - end + count} of {count}: {len(findings)} findings{last}", file=sys.stderr, flush=True)
+        if len(findings) > 100:
             break
-        print(f"\r{first - end + count} of {count}, {len(findings)} findings", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
     return counts, findings

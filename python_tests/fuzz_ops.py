@@ -39,7 +39,7 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def case(index: int, seed: int, device: str) -> Counter:
     dice = Dice(seed, index)
-    if dice.chance(0.003):
+    if dice.chance(0.01):
         return no_kernel(dice, device)
     valid = dice.chance(0.08)
     op = dice.choice([*PURE, *PURE, *STATEFUL] if valid else [*MAKERS])

@@ -1,6 +1,7 @@
 """One round of a server, told by the slow ones in NumPy from the server's own state before it."""
 
 import warnings
+from itertools import product
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from secureafl_ext.config import Config
 from secureafl_ext.row_rules import bucketed
 
 LEAST, MOST = 1e-3, 1e3  # lengths between which float32 loses nothing that a comparison would see
-NUDGES = (1 - 1e-5, 1 + 1e-5)
+NUDGES, OF_FACTORS = (1 - 1e-5, 1 + 1e-5), (1 - 1e-4, 1 + 1e-4)
 warnings.filterwarnings(
     "ignore", "Mean of empty slice", RuntimeWarning
 )  # where kinship keeps nobody: NaN, not compared
@@ -101,6 +102,12 @@ class Before:
                 found["all" if pooled else k] = kept.tolist()
         return found
 
+    def rounding(self) -> float:
+        """Of a direction: corrections from float32 products lose most."""
+        if self.config.history_dtype == "float64":
+            return 1e-6
+        return 2e-3 if self.config.memory and self.config.trust else 1e-5
+
     def sound(self) -> bool:
         """Whether rounding stays small in every correction."""
         known = [k for k in range(self.clients) if self.seen[k]]
@@ -132,7 +139,7 @@ def compare(before: Before, client: int, update: np.ndarray, version: int, accep
     size = (
         1 + np.abs(before.arrays["last_updates"]).max() + np.abs(np.nan_to_num(update)).max() + np.abs(slow.model).max()
     )
-    bound = (1e-6 if before.config.history_dtype == "float64" else 2e-3) * size
+    bound = abs(before.config.lr) * before.rounding() * size + 1e-6 * size
     sound = before.sound() and np.isfinite(slow.model).all()
     try:
         need(accepted == expected, "verdict", accepted, "not", expected)
@@ -168,13 +175,14 @@ def tips(before: Before, client: int, update: np.ndarray, version: int, bound: f
     """Whether a change as small as rounding changes what the oracle says by more than it changes itself."""
     random = np.random.default_rng(0)
     first, slow = told(before, client, update, version)
-    names = ("last_updates", "last_models", "models", "kinship", "kin_centre", "factors")
+    names = ("last_updates", "last_models", "kinship", "kin_centre", "factors")
     kept = {name: before.arrays[name] for name in names if name in before.arrays}
     try:
-        for scale in (*NUDGES, *NUDGES):
+        for scale, of_factors in product(NUDGES, OF_FACTORS):
             for name, values in kept.items():
-                noise = 1e-6 * random.standard_normal(values.shape) if name != "models" else 0
+                noise = 1e-6 * random.standard_normal(values.shape)
                 before.arrays[name] = values * (1 + (noise + noise.T if name == "kinship" else noise))
+            before.arrays["factors"] = kept["factors"] * of_factors
             accepted, other = told(before, client, update * scale, version)
             moved = np.abs(other.model - slow.model).max()
             if accepted != first or not moved <= max(bound / 4, 1e-12) or _pairs(other) != _pairs(slow):

@@ -265,7 +265,7 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         one = functools.partial(history, seed=options.seed, folder=folder)
-        counts, findings = run_cases(one, options.first, options.histories, "cpu")
+        counts, findings = run_cases(one, options.first, options.histories, "cpu", batch=500)
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     print(f"{counts['histories']} histories, seed {options.seed}: {len(findings)} findings")
     for index, words in findings[:20]:

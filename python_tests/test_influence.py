@@ -33,7 +33,10 @@ def equidistant(random):
 SCENES = {
     "median": [(unlike, {}, 0.9), (alike, {}, 0.9)],
     "trimmed_mean": [(unlike, {"trim": 3}, 0.9), (far, {"trim": 4}, 0.9)],
-    "centered_clip": [(far, {"radius": 0.5}, 0.9), (unlike, {"radius": 2.0}, 0), (alike, {"iterations": 1}, 0.9)],
+    "centered_clip": [
+        *((far, {"radius": 0.5}, 0.9), (unlike, {"radius": 2.0}, 0)),
+        *((alike, {"iterations": 1}, 0.9), (alike, {}, 0), (unlike, {}, 0)),
+    ],
     "spectral": [(alike, {}, 0.9), (unlike, {}, 0)],
     "krum": [(equidistant, {}, 0.9), (unlike, {}, 0)],
     "geometric_median": [(alike, {}, 0), (unlike, {}, 0)],

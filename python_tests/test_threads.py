@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from secureafl_ext import SecureAFL
+from secureafl_ext import SecureAFL, ops
 
 THREADS, UPLOADS, CLIENTS, SIZE = 64, 6, 16, 33
 ENGINES = {
@@ -81,6 +81,31 @@ def assert_same(server, serial, rounds, refused):
     ours, theirs = server.state_dict(), serial.state_dict()
     for name in ours.keys() - {"too_soon"}:
         assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(theirs[name])), name
+
+
+def test_ops_side_by_side(device, random):
+    """On the same tensors: every thread gets what one alone gets."""
+    rows = torch.randn(9, 6_000, generator=random).to(device)
+    pairs = torch.randn(9, 2, 6_000, generator=random).to(device)
+    counts, seen, yes = (
+        torch.full(shape, fill, device=device) for shape, fill in (((9,), 2), ((9,), True), ((), True))
+    )
+
+    def results():
+        history = rows, rows.flip(0), pairs, pairs + 1, counts
+        yield ops.median(rows)
+        yield ops.trimmed_mean(rows, 2)
+        yield ops.lipschitz(*rows[:4])
+        yield ops.estimate(rows[0], *history)
+        yield ops.aggregate(rows[0], rows[1], 3, yes, *history, seen)
+
+    alone = list(results())
+    together(
+        lambda thread: [
+            torch.testing.assert_close(*pair, rtol=0, atol=0) for pair in zip(results(), alone, strict=True)
+        ],
+        device,
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -192,7 +192,7 @@ def broken(call: Call, dice: Dice) -> tuple[dict[str, object], bool]:
     changed, ways, wanted = {}, [], dice.choice((1, 1, 1, 2, 3))
     for _ in range(30):
         way = dice.choice(REFUSED + VALUES)
-        if way is another_shape and way in ways:
+        if way in (another_shape, another_device) and way in ways:
             continue  # two might fit each other
         changes = way(call, dice)
         if changes and not set(changed) & set(changes):

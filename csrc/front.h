@@ -101,10 +101,10 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
                                             const Tensor& accepted, const Tensor& last_updates,
                                             const Tensor& last_models, const Tensor& dw, const Tensor& dg,
                                             const Tensor& pairs, const Tensor& seen, double trust,
-                                            const std::string& rule_name, int64_t trim) {
+                                            StringHandle rule_name, int64_t trim) {
+  const std::string name = taken(rule_name);
   const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
-  const Rule rule =
-      check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), rule_name, trim);
+  const Rule rule = check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), name, trim);
   const Device device(model);
   const DenseHistory tensors(model, last_updates, last_models, dw, dg, pairs);
   const Tensor received = dense(update), seen_rows = dense(seen);
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
 template <typename Device>
 Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, const Tensor& accepted,
                  const Tensor& last_updates, const Tensor& last_models, const Tensor& dw, const Tensor& dg,
-                 const Tensor& pairs, const Tensor& seen, double trust, const std::string& rule_name, int64_t trim) {
+                 const Tensor& pairs, const Tensor& seen, double trust, StringHandle rule_name, int64_t trim) {
   return std::get<0>(aggregate_status<Device>(model, update, client, accepted, last_updates, last_models, dw, dg, pairs,
                                               seen, trust, rule_name, trim));
 }

@@ -183,8 +183,9 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
               int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
               Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
               Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
-              double max_norm, double trust, std::string rule, int64_t trim, bool filter, bool estimate, bool receive,
-              bool store_all, bool hold) {
+              double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter, bool estimate,
+              bool receive, bool store_all, bool hold) {
+  const std::string rule = taken(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});

@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -18,6 +19,18 @@ namespace secureafl::SECUREAFL_KIND {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// A `str` argument of an op, which is freed. torch's own conversion to std::string leaks one at every call
+// (pytorch issue 191340), so ops take the handle itself.
+inline std::string taken(StringHandle handle) {
+  size_t length = 0;
+  const char* letters = nullptr;
+  torch_string_length(handle, &length);
+  torch_string_c_str(handle, &letters);
+  std::string text(letters, length);
+  torch_delete_string(handle);
+  return text;
+}
 
 inline Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);

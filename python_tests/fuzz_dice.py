@@ -64,11 +64,11 @@ class Dice(random.Random):
         return offset(tensor)
 
 
-def offset(tensor: Tensor) -> Tensor:
+def offset(tensor: Tensor, items: int = 1) -> Tensor:
     """Contiguous, but it begins in the middle of its memory."""
-    room = tensor.new_zeros(tensor.numel() + 1)
-    room[1:] = tensor.reshape(-1)
-    return room[1:].view(tensor.shape)
+    room = tensor.new_zeros(tensor.numel() + items)
+    room[items:] = tensor.reshape(-1)
+    return room[items:].view(tensor.shape)
 
 
 @functools.cache

@@ -28,7 +28,8 @@ TEMPLATES = 60  # valid calls of each op that broken ones begin with: a refusal 
 @functools.cache
 def template(op: str, number: int, seed: int, device: str) -> tuple[Call, list]:
     """(a valid call, copies of its memory)"""
-    call = MAKERS[op](op, Dice("template", seed, op, number), device)
+    draws = (MAKERS[op](op, Dice("template", seed, op, number, again), device) for again in range(99))
+    call = next(call for call in draws if not call.facts.get("may_refuse"))
     return call, copies(call, tensors_of(call))
 
 
@@ -52,9 +53,15 @@ def case(index: int, seed: int, device: str) -> Counter:
         own = [name for name in changed if isinstance(changed[name], torch.Tensor)]
         return refused(call, before + copies(call, own), device)
     call = MAKERS[op](op, dice, device)
-    pure = op in PURE
-    before = copies(call, tensors_of(call)) if pure else []
-    result = call.run()
+    before = copies(call, tensors_of(call)) if op in PURE else []
+    if call.facts.get("may_refuse"):
+        before = copies(call, tensors_of(call))
+        try:
+            result, before = call.run(), []
+        except RuntimeError:
+            return refused(call, before, device)
+    else:
+        result = call.run()
     call.check(result)
     unchanged(before)
     settle(device)

@@ -45,6 +45,8 @@ def test_a_wrong_result_is_found(op):
     found = 0
     for number in range(30):
         call = MAKERS[op](op, Dice("wrong", number), "cpu")
+        if call.facts.get("may_refuse"):
+            continue
         result = call.run()
         if op in ("step_", "apply_", "kin_step_"):
             call.args["models"][call.args["next_row"]] += 0.05
@@ -98,7 +100,8 @@ def a_call(op, **facts):
     """A valid call with these sizes, its places in pairs, oldest and so on zero: the same fits all of them."""
     numbers = range(1000)
     calls = (MAKERS[op](op, Dice("shared", op, number), "cpu") for number in numbers)
-    call = next(call for call in calls if facts.items() <= call.facts.items() and call.facts["d"] > 2)
+    calls = (call for call in calls if call.facts["d"] > 2 and "may_refuse" not in call.facts)
+    call = next(call for call in calls if facts.items() <= call.facts.items())
     for name in ("pairs", "oldest", "recorded", "met"):
         if name in call.args:
             call.args[name].zero_()

@@ -73,6 +73,18 @@ inline std::string device_of(const Tensor& tensor) {
   return "another kind of device";
 }
 
+// Memory that a call reads or writes, from `begin` up to `end`.
+struct Span {
+  const char* name;
+  uintptr_t begin, end;
+  bool written;
+};
+
+inline Span span_of(const char* name, const Tensor& tensor, bool written) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  return {name, begin, begin + static_cast<uintptr_t>(tensor.numel() * tensor.element_size()), written};
+}
+
 // The arguments of one call, held against its first tensor's device and dtype.
 class Check {
  public:
@@ -124,6 +136,18 @@ class Check {
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes);
     if (past != 0)
       refuse(op_, name, " must begin at a multiple of ", bytes, " bytes, got one that begins ", past, " past");
+  }
+
+  // What is written must not be read, or written, under another name.
+  void apart(const std::vector<Span>& spans) const {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const Span &a = spans[i], &b = spans[j];
+        if ((a.written || b.written) && a.begin < b.end && b.begin < a.end) {
+          refuse(op_, a.name, " must have memory of its own, got some of ", b.name);
+        }
+      }
+    }
   }
 
   // `what` ends where the bounds follow: "classes must lie in".

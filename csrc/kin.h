@@ -35,6 +35,16 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
   arrival.check<Device>(check, op, n);
+  std::vector<Span> spans = {span_of("last_updates", last_updates, true),
+                             span_of("last_models", last_models, true),
+                             span_of("seen", seen, true),
+                             span_of("products", products, true),
+                             span_of("kinship", kinship, true),
+                             span_of("met", met, true),
+                             span_of("centre", centre, true),
+                             span_of("rounds", rounds, true)};
+  arrival.add_spans(spans);
+  check.apart(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
   check.within("span must lie in", span, 1, INT32_MAX);

@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 #include "math/round.h"
@@ -45,6 +46,13 @@ struct Clients {
       check.within("pairs must lie in", data<int64_t>(pairs)[k], 0, m);
       check.within("oldest must lie in", data<int64_t>(oldest)[k], 0, m - 1);
     }
+  }
+
+  // What a round writes; `renew_` and `refresh_` only read some of it.
+  std::vector<Span> spans() const {
+    return {span_of("scales", scales, true),   span_of("gram", gram, true),     span_of("along", along, true),
+            span_of("factors", factors, true), span_of("status", status, true), span_of("pairs", pairs, true),
+            span_of("oldest", oldest, true),   span_of("seen", seen, true)};
   }
 
   void put(int64_t n, int64_t m, Round& r) const {
@@ -124,12 +132,22 @@ struct Arrival {
     for (const int64_t row : {now_row, next_row}) {
       if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
     }
-    const float* next = data<float>(models) + next_row * d;
-    for (const float* read : {data<float>(trained_on), data<float>(update)}) {
-      if (next_row == now_row || (d > 0 && read == next)) {
-        refuse(op, "next_row must be a row that nothing is read from, got ", next_row);
-      }
-    }
+    if (next_row == now_row) refuse(op, "next_row must be a row that nothing is read from, got ", next_row);
+  }
+
+  // Of models the next row alone is written: the others may be what is trained on, or even the update.
+  void add_spans(std::vector<Span>& spans) const {
+    const int64_t d = models.size(1);
+    const auto row = [&](int64_t i) { return reinterpret_cast<uintptr_t>(data<float>(models) + i * d); };
+    spans.insert(spans.end(), {{"the next row of models", row(next_row), row(next_row + 1), true},
+                               {"models", row(0), row(next_row), false},
+                               {"models", row(next_row + 1), row(models.size(0)), false},
+                               span_of("update", update, false),
+                               span_of("trained_on", trained_on, false),
+                               span_of("client", client, false),
+                               span_of("seen_factors", seen_factors, true),
+                               span_of("recorded", recorded, true),
+                               span_of("counts", counts, true)});
   }
 
   // Where r finds all this, and where it leaves its results.
@@ -214,6 +232,15 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
   arrival.check<Device>(check, op, n);
+  std::vector<Span> spans = clients.spans();
+  spans.insert(spans.end(),
+               {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
+  if (given != nullptr) {
+    spans.insert(spans.end(), {span_of("sums", given->sums, false), span_of("verdict", given->verdict, true),
+                               span_of("changes", given->changes, true)});
+  }
+  arrival.add_spans(spans);
+  check.apart(spans);
 
   const Device device(models);
   Round r{};
@@ -296,6 +323,9 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
   check_changes(check, verdict, changes, n, m);
+  std::vector<Span> spans = clients.spans();
+  spans.insert(spans.end(), {span_of("verdict", verdict, false), span_of("changes", changes, false)});
+  check.apart(spans);
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
     const Verdict given = *data<Verdict>(verdict);
@@ -327,6 +357,7 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
+  check.apart(clients.spans());
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   check.trust(trust);
   Round r{};

@@ -171,7 +171,7 @@ def too_few_rows(call: Call, dice: Dice) -> Changes:
 
 
 def shared_memory(call: Call, dice: Dice) -> Changes:
-    """Two tensors of the state are the same one. Not in REFUSED yet: see test_state_that_shares_memory_is_refused."""
+    """Two tensors of the state are the same one."""
     state = [name for name in tensors_of(call) if name not in READ_ONLY] if call.op in STATE_OPS else []
     kinds = {name: (call.args[name].shape, call.args[name].dtype) for name in state if call.args[name].numel()}
     alike = [(one, other) for one in kinds for other in kinds if one < other and kinds[one] == kinds[other]]
@@ -182,7 +182,7 @@ def shared_memory(call: Call, dice: Dice) -> Changes:
 
 
 REFUSED: tuple[Callable[[Call, Dice], Changes], ...] = (
-    another_dtype, another_shape, strides, a_number, same_row, lists, another_device,
+    another_dtype, another_shape, strides, a_number, same_row, lists, another_device, shared_memory,
 )  # fmt: skip
 VALUES: tuple[Callable[[Call, Dice], Changes], ...] = (a_value, too_few_rows)
 

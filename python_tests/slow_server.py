@@ -42,14 +42,14 @@ class SlowServer:
         if accepted and self.receive:
             rows.append(g)
         direction = self.combine(np.array(rows))
-        if self.pairs == "rounds":
+        holds = self.on_reject == "hold" and not accepted
+        if self.pairs == "rounds" and not holds:
             for k, row in estimates.items():
                 self.push(k, now - self.last[k][1], row - self.last[k][0])
         if finite and (accepted or self.store == "all"):
             if not first:
                 self.push(client, w - self.last[client][1], g - self.last[client][0])
             self.last[client] = g, w
-        holds = self.on_reject == "hold" and not accepted
         self.models.append(now if holds else now - self.lr * direction)
         return accepted
 

@@ -68,13 +68,11 @@ def test_rejected_updates_change_nothing_but_what_is_counted(rule):
     assert changed_by_rejected_ones(after_rounds(rule=rule, memory=2)) <= {"version", "counts", "models", "rounds"}
 
 
-@pytest.mark.xfail(strict=True, reason="Composed.round pushes estimates as pairs though the round holds the model")
 def test_rejected_updates_push_no_estimates_as_pairs():
     """Else a client that sends NaN fills the others' histories with what the server made up itself."""
     assert not changed_by_rejected_ones(after_rounds(pairs="rounds", memory=2)) & {"dw", "dg", "pairs"}
 
 
-@pytest.mark.xfail(strict=True, reason="Kinship.settle and settle() of csrc/math/kin.h run in every round")
 @pytest.mark.parametrize("memory", [0, 2])
 def test_rejected_updates_do_not_move_the_centre_of_kinship(memory):
     assert "kin_centre" not in changed_by_rejected_ones(after_rounds(rule="kinship", memory=memory))

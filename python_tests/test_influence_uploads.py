@@ -164,9 +164,6 @@ def test_spacing_bounds_the_rounds_per_honest_upload(spacing, f, random):
     assert 0.9 * most <= len(rounds) / honest <= most * (1 + (spacing + 1) / len(rounds))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the median norm is that of clients past probation, of whom attackers can be most"
-)
 def test_a_quarter_of_the_clients_cannot_set_the_median_norm_by_uploading_often(random):
     """All others have been heard once. Attackers are past probation first, and half of those who are."""
     clients, attackers = 20, range(5)

@@ -74,8 +74,11 @@ class Twin:
         self.means, self.met, self.centre = np.zeros((n, n)), np.zeros(n, int), np.zeros(n)
 
     def submit(self, client, update, version):
-        self.client, self.update = client, update
-        return self.slow.submit(client, update, version)
+        self.client, self.update, centre = client, update, self.centre
+        accepted = self.slow.submit(client, update, version)
+        if self.config.on_reject == "hold" and not accepted:
+            self.centre = centre
+        return accepted
 
     def combine(self, rows):
         last, i = self.slow.last, self.client
@@ -84,10 +87,10 @@ class Twin:
         if len(rows) == 0:
             return np.zeros(SIZE)
         senders = [*others, i] if accepted else others
+        usual = np.median(np.linalg.norm(rows, axis=1))
         known = [k for k in senders if self.met[k] >= KNOWN]
         if 2 * len(known) >= len(senders):  # the others are on probation
             rows, senders = rows[[senders.index(k) for k in known]], known
-        usual = np.median(np.linalg.norm(rows, axis=1))
         finite = np.isfinite(self.update).all()
         if i in last and finite and (accepted or self.config.store == "all"):
             for k, (g, _) in last.items():

@@ -51,7 +51,7 @@ class Composed:
         else:
             direction, status = self._aggregate(client, update, model, accepted)
         if self.config.pairs == "rounds":
-            self._push_estimates(who, model)
+            self._push_estimates(who, model, steps)
         self.history.remember(who, update, trained_on, stored)
         stepped = model - self.config.lr * direction
         models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
@@ -120,11 +120,12 @@ class Composed:
         past = self.history.tensors().values()
         return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
 
-    def _push_estimates(self, client: Tensor, model: Tensor) -> None:
-        """The paper's pairs read literally: each estimated client also learns from its own estimate."""
+    def _push_estimates(self, client: Tensor, model: Tensor, steps: Tensor) -> None:
+        """The paper's pairs read literally: each estimated client also learns from its own estimate, if the model
+        steps."""
         *past, seen = self.history.tensors().values()
         for k, number in enumerate(self._clients):
             estimate = ops.estimate(model, *(tensor[k : k + 1] for tensor in past), self.config.trust)[0]
-            when = seen[k] & (number != client)[0]
+            when = steps & seen[k] & (number != client)[0]
             dw, dg = model - self.history.last_models[k], estimate - self.history.last_updates[k]
             self.history.push(number, dw, dg, when)

@@ -85,11 +85,12 @@ class Kinship:
         reach = self.means @ self.centre  # (n)
         return self.means - reach[:, None] - reach + self.centre @ reach
 
-    def settle(self) -> None:
-        """The centre a step on towards the geometric median (Weiszfeld's); a round moves it no further than that."""
+    def settle(self, when: Tensor) -> None:
+        """The centre a step on towards the geometric median (Weiszfeld's), if `when` () is true; a round moves it no
+        further than that."""
         distance = self.apart().diagonal().clamp(min=0).sqrt()
         weights = (self.met >= KNOWN) / distance.clamp(min=NEAR)
-        self.centre.copy_(weights / weights.sum().clamp(min=1e-300))
+        self.centre.copy_(torch.where(when, weights / weights.sum().clamp(min=1e-300), self.centre))
 
     def _kin(self, products: Tensor, known: Tensor, short: float) -> Tensor:
         """(n) float64: how many each one pulls together with, itself among them."""

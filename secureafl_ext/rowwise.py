@@ -69,12 +69,12 @@ class RowWise:
             else:
                 lengths = self.products.diagonal().sqrt()
             norms = products.diagonal().sqrt()
+            usual = median_of(norms, mask)  # with those on probation: attackers who upload often are known first
             mask = self.kinship.past_probation(mask)
-            usual = median_of(norms, mask)
             known = history.seen.index_select(0, client)
             self.kinship.meet(client, along, square.sqrt(), lengths, usual, known & stored)
             mask = self.kinship.kept(mask)
-            self.kinship.settle()
+            self.kinship.settle(steps)
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)

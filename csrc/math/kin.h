@@ -332,7 +332,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.is[k] = takes_part ? Table::kTakesPart : 0;
-    table.values[k] = takes_part ? table.norms[k] : INFINITY;
+    table.values[k] = present ? table.norms[k] : INFINITY;  // with those on probation: quick attackers are known first
   }
   team.sync();
   const double usual = median_of(team, table.values, n, table.found);
@@ -350,7 +350,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   team.sync();
   keep(team, r, table, table.found + 2);  // and (6) of it
   weigh(team, r, table, usual, out);      // of all, not of the kept: attackers may be most of these
-  settle(team, r, table, table.found + 8);
+  if (v.steps) settle(team, r, table, table.found + 8);
 }
 
 // A coordinate of the update as it takes part and is stored.

@@ -217,3 +217,20 @@ def test_tensors_are_hashed_in_pieces_and_cut_out_of_them(tmp_path, monkeypatch)
         for name, value in tensors.items():
             expected = value[..., begin:end] if name in cut else value
             assert torch.equal(got[name], expected) and got[name].dtype == value.dtype, name
+
+
+def test_a_file_of_an_older_version_goes_on_as_the_papers_server(path):
+    """Formats 1 had one list of factors, no turns, and settings that were the paper's without saying so."""
+    server = saved(path, "paper")
+    tensors, about = tensors_of(path), described(path)
+    del tensors["turns"], about["state"]["too_soon"]
+    for name in ("factors", "on_reject", "spacing"):
+        del about["config"][name]
+    for name in ("factors", "recorded"):
+        tensors[name] = tensors[name][0].clone()
+    save_file(tensors, path, {"secureafl": json.dumps({**about, "format": 1})})
+    older = SecureAFL.load(path)
+    assert older.config == server.config
+    run(server, 20), run(older, 20)
+    theirs, ours = server.state_dict(), older.state_dict()
+    assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(ours[name])) for name, value in theirs.items())

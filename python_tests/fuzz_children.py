@@ -73,3 +73,10 @@ def run_cases(
         if len(findings) > 100:
             break
     return counts, findings
+
+
+def told(findings: list, kind: str) -> int:
+    """Print the first findings; the exit status of a run with these."""
+    for index, words in findings[:20]:
+        print(f"{kind} {index}: {words}")
+    return 1 if findings else 0

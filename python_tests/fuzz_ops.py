@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would onl
 import torch
 from fuzz_breaks import broken, tensors_of
 from fuzz_cases import PURE
-from fuzz_children import run_cases
+from fuzz_children import run_cases, told
 from fuzz_dice import OPS, Call, Dice, need
 from fuzz_rounds import STATEFUL
 
@@ -142,9 +142,7 @@ def main() -> int:
     for op in (*MAKERS, *GPU_ALONE):
         print(f"{op:18}", *(f"{kind} {counts[op, kind]:8}" for kind in ("valid", "refused", "clamped")))
     print(f"{counts.total()} cases, seed {options.seed}, {options.device}: {len(findings)} findings")
-    for index, words in findings[:20]:
-        print(f"case {index}: {words}")
-    return 1 if findings else 0
+    return told(findings, "case")
 
 
 if __name__ == "__main__":

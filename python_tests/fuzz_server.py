@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would onl
 import numpy as np
 import torch
 from damage import damages
-from fuzz_children import run_cases
+from fuzz_children import run_cases, told
 from fuzz_dice import Dice, need
 from fuzz_oracle import Before, compare
 from fuzz_settings import at, bits, composed_alone, same, settings_of
@@ -267,9 +267,7 @@ def main() -> int:
         counts, findings = run_cases(one, options.first, options.histories, "cpu", batch=500)
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     print(f"{counts['histories']} histories, seed {options.seed}: {len(findings)} findings")
-    for index, words in findings[:20]:
-        print(f"history {index}: {words}")
-    return 1 if findings else 0
+    return told(findings, "history")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..protocol import Server
 from . import replies, saved
 from .events import Event
 from .layout import GarbageError, Layout
-from .protocol import Server
 from .slots import Slots
 from .turns import Turns
 

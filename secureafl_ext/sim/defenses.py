@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .. import protocol
 from ..refusals import check, check_kept, check_start, describe
 from ..server import Receipt, SecureAFL, stale
 from .kardam import Kardam
@@ -18,23 +19,12 @@ from .trusted import AFLGuard, Sageflow, Trusted, Zeno
 __all__ = ["DEFENSES", "Defense", "Guarded", "Server", "Trusted", "make"]
 
 
-class Server(Protocol):
-    """What the loop knows of a defense."""
+class Server(protocol.Server, Protocol):
+    """What the simulator's loop knows of a defense."""
 
-    version: int
-    clients: int
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def model(self) -> Tensor: ...
     @property
     def capturable(self) -> bool: ...  # whether `enqueue` exists
     def model_at(self, version: int) -> Tensor: ...
-    def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...
-    def forget(self, client: int) -> None: ...
-    def state_dict(self) -> dict[str, Tensor | int]: ...
-    def load_state_dict(self, state: dict[str, Tensor | int]) -> None: ...
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:
         """`submit` for a CUDA graph, by tensors: client (1) int64, update and trained_on (d), staleness () float64."""

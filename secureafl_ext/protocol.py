@@ -1,10 +1,10 @@
-"""What the loop needs of a server: SecureAFL has it, and so has every defense of the simulator."""
+"""What a loop needs of a server: SecureAFL has it, and so has every defense of the simulator."""
 
 from typing import Protocol
 
 from torch import Tensor
 
-from ..receipt import Receipt
+from .receipt import Receipt
 
 
 class Server(Protocol):

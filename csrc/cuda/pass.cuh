@@ -147,7 +147,13 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
     const Stage<P> stage = stage_at(buffer);
 
     const float received = here.update * v.clip;
-    const float old_w = stage.last[client * kColumns + column], old_g = stage.last[plane + client * kColumns + column];
+    // Of the client's last upload, where it will be replaced. A block reads it in the thread that needs it alone:
+    // another thread may already write x there.
+    float old_w = 0, old_g = 0;
+    if (P::kReadsOn || (lane == 0 && v.stored)) {
+      old_w = stage.last[client * kColumns + column];
+      old_g = stage.last[plane + client * kColumns + column];
+    }
 
     // Estimates of the clients lane, lane + kLanes, ..; then x = model - w takes the place of w.
     uint32_t keys[kHeld];

@@ -46,7 +46,7 @@ inline std::vector<double> update_sums(const Round& r) {
 inline Verdict judge_update(const Round& r, const double* sums) {
   const Standing before = standing_of(r);
   const double factor = factor_of(before, sums);
-  return decide(r, before, sums, tally_of(Solo(), r, before, factor));
+  return decide(r, before, sums, tally_of(r, before, factor));
 }
 
 }  // namespace secureafl::cpu

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "../math/round.h"
+#include "../math/tiles.h"
 #include "norm.cuh"
 #include "round.h"
 
@@ -27,33 +28,31 @@ __device__ inline Tally block_tally(const Tally& tally) {
   return sum;
 }
 
+struct JudgeTeam {
+  static constexpr int kSize = kJudgeThreads;
+  __device__ int rank() const { return threadIdx.x; }
+};
+
 // The last block sums what all have found, in their order, and decides.
 __device__ inline void decide_together(const Round& r, const Scratch& scratch, const Standing& before) {
-  // Fetch a part of Q, and what it weighs, while the sums are added up.
-  constexpr int kFetched = 8;
-  const int64_t places = places_of(r, before);
-  double fetched[kFetched];
-  uint32_t weights[kFetched];
-#pragma unroll
-  for (int j = 0; j < kFetched; ++j) {
-    const int i = threadIdx.x + j * kJudgeThreads;
-    fetched[j] = i < places ? r.seen_factors[i] : 0;
-    weights[j] = i < places ? place_weight(r, before, i) : 0;
-  }
+  constexpr int kBatch = 8;
+  __shared__ FactorList lists[kMostClients];
+  FactorWalk<JudgeTeam, kBatch> walk(JudgeTeam(), r, before);
+  walk.fetch();  // arrives while the sums are added up
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
   double sums[kSums] = {};
   SECUREAFL_ROLLED
   for (int b = threadIdx.x; b < gridDim.x; b += kJudgeThreads) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] += __ldcg(&scratch.judged[i * gridDim.x + b]);
   }
-  block_sums(sums);
+  block_sums(sums);  // all threads meet: the lists are there
   const double factor = factor_of(before, sums);
-  Tally tally{};
-#pragma unroll
-  for (int j = 0; j < kFetched; ++j) add_to_tally(fetched[j], weights[j], factor, tally);
-#pragma unroll 8
-  for (int64_t i = threadIdx.x + kFetched * kJudgeThreads; i < places; i += kJudgeThreads) {
-    add_to_tally(r.seen_factors[i], place_weight(r, before, i), factor, tally);
+  tally.below = walk.below(lists, factor);
+  SECUREAFL_ROLLED
+  while (walk.more()) {
+    walk.fetch();
+    tally.below += walk.below(lists, factor);
   }
   tally = block_tally(tally);
   if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, tally);

@@ -32,16 +32,17 @@ static __global__ void add_up_kernel(const double* judged, int blocks, double* o
   for (int i = 0; i < kSums; ++i) out[i] = sums[i];
 }
 
-struct JudgeTeam {
-  static constexpr int kSize = kJudgeThreads;
-  __device__ int rank() const { return threadIdx.x; }
-};
-
 // One block.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
+  __shared__ FactorList lists[kMostClients];
   const Standing before = standing_of(r);
-  const double factor = factor_of(before, sums);
-  const Tally tally = block_tally(tally_of(JudgeTeam(), r, before, factor));
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  __syncthreads();
+  for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
+    walk.fetch();
+    tally.below += walk.below(lists, factor_of(before, sums));
+  }
+  tally = block_tally(tally);
   if (threadIdx.x == 0) *verdict = decide(r, before, sums, tally);
 }
 

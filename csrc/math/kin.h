@@ -296,6 +296,28 @@ SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, doub
   }
 }
 
+// This thread's part of the tally.
+template <typename Team>
+SECUREAFL_FN Tally part_of_tally(const Team& team, const Kin& r, const Standing& before, double factor,
+                                 const Table& table) {
+  if constexpr (Team::kSize == 1) {
+    return tally_of(r, before, factor);
+  } else {
+    FactorList* lists = reinterpret_cast<FactorList*>(table.values);  // (r.lists), at most n
+    FactorWalk<Team, 4> walk(team, r, before);
+    walk.fetch();
+    Tally tally{0, weigh_lists(team, r, before, lists)};
+    team.sync();
+    tally.below = walk.below(lists, factor);
+    SECUREAFL_ROLLED
+    while (walk.more()) {
+      walk.fetch();
+      tally.below += walk.below(lists, factor);
+    }
+    return tally;
+  }
+}
+
 // From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
 // products with clients that are not seen may be anything: they are taken anew before they are looked at.
 template <typename Team>
@@ -303,8 +325,7 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   const int n = static_cast<int>(r.n);
   const double* judged = sums + n;
   const Standing before = standing_of(r);
-  const double factor = factor_of(before, judged);
-  const Tally part = tally_of(team, r, before, factor);
+  const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
   int64_t known_less_new = 0;  // of the others: 1 for each known client, -1 for each one on probation
   SECUREAFL_ROLLED
   for (int k = team.rank(); k < n; k += Team::kSize) {

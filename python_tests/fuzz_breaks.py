@@ -178,7 +178,7 @@ def shared_memory(call: Call, dice: Dice) -> Changes:
     if not alike:
         return None
     one, other = dice.choice(alike)
-    return {other: call.args[one]}
+    return {one: call.args[one], other: call.args[one]}  # both, so that no other break separates them again
 
 
 REFUSED: tuple[Callable[[Call, Dice], Changes], ...] = (

@@ -67,6 +67,8 @@ def run_cases(
             first, more, found = got
             counts += more
             findings += found
+            for index, words in found[:1]:  # now: a run that is cut short should not take it along
+                print(f"case {index}: {words}", file=sys.stderr, flush=True)
         child.join()
         last = f", the last in case {findings[-1][0]}" if findings else ""
         print(f"{first - end + count} of {count}: {len(findings)} findings{last}", file=sys.stderr, flush=True)

@@ -152,9 +152,7 @@ class Run:
         server = self.server
         if self.dice.chance(0.5):
             state = server.state_dict()
-            harmless = ("kinship not symmetric", "products not symmetric") if self.n == 1 else ()
-            harmless += () if state["recorded"].any() else ("factors inf within",)
-            kinds = [one for one in damages(state, server.config) if one[0] not in harmless]
+            kinds = list(damages(state, server.config))
             kind, _, damaged = self.dice.choice(kinds)
             return self.refused(lambda: need(server.load_state_dict(damaged), kind), ValueError)
         if not self.kept_states:

@@ -23,6 +23,13 @@ def remove_along_top_direction(rows, centre, c):
     return rows[np.argsort(-scores, kind="stable")[int(c.remove * len(rows)) :]].mean(0)
 
 
+def has_one_top_direction(rows):
+    """Whether the power iteration of `spectral` (32 steps) has come to its end for these rows."""
+    rows = clipped(rows, np.median(np.linalg.norm(rows, axis=1)))
+    strengths = np.linalg.svd(rows - rows.mean(0), compute_uv=False)
+    return len(strengths) < 2 or strengths[1] <= 0.8 * strengths[0]
+
+
 def nearest_to_its_neighbours(rows, centre, c):
     neighbours = max(1, len(rows) - int(c.remove * len(rows)) - 2)
     scores = []

@@ -45,8 +45,11 @@ def test_a_damaged_state_is_refused_and_changes_nothing(engine, device):
 
 
 def test_every_kind_of_damage_is_tried_on_some_engine():
-    states = [(make(engine).state_dict(), make(engine).config) for engine in ENGINES]
-    tried = {kind for state, config in states for kind, *_ in damages(state, config)}
+    tried = set()
+    for engine in ENGINES:
+        server = make(engine)
+        run(server, 25)
+        tried |= {kind for kind, *_ in damages(server.state_dict(), server.config)}
     skipped = {"oldest missing"}
     assert set(DAMAGE) - tried == skipped
 

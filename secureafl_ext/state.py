@@ -193,8 +193,8 @@ def _symmetric(tensor: Tensor) -> bool:
 
 
 def _products(tensor: Tensor) -> bool:
-    """Of float64 updates these may leave the floats; a row with such a square takes no part in a rule."""
+    """A square of a float64 update may be inf, its products NaN. A rule leaves such a row out."""
     squares = tensor.diagonal()
     short = squares <= LONGEST
     usual = tensor.isfinite() | ~short[:, None] | ~short
-    return bool(usual.all()) and not bool((squares < 0).any()) and _symmetric(tensor)
+    return bool(usual.all()) and bool((squares >= 0).all()) and _symmetric(tensor)

@@ -19,8 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from report import SEED, Row, head, options, table, write
 
+from secureafl_ext.defenses import make
 from secureafl_ext.flower import Layout, Loop
-from secureafl_ext.sim.defenses import make
 
 LR, MEMORY = 0.05, 3
 EMPTY, MUST = "empty", 0.9

@@ -13,8 +13,8 @@ from timing import Clock
 from torch import Tensor
 from tqdm import tqdm
 
-from secureafl_ext.sim import loop, several
-from secureafl_ext.sim.models import Net, build
+from secureafl_ext.sim import loop, runner
+from secureafl_ext.tasks.models import Net, build
 
 CLASSES = 10
 NETS = {"cnn": ((1, 28, 28), 32), "resnet20": ((3, 32, 32), 64)}  # images, and how many a minibatch of the paper has
@@ -32,7 +32,7 @@ class Sizes:
 
 
 SIZES = {
-    "full": Sizes(64, several.SIDE_BY_SIDE, 40, 2_000, 20),
+    "full": Sizes(64, runner.SIDE_BY_SIDE, 40, 2_000, 20),
     "quick": Sizes(64, 4, 4, 200, 3),
     "tiny": Sizes(2, 2, 2, 3, 1),
 }

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from secureafl_ext.sim.defenses import Server, Trusted, make
-from secureafl_ext.sim.models import cnn
+from secureafl_ext.defenses import Server, Trusted, make
+from secureafl_ext.tasks.models import cnn
 
 LR = 0.01
 CLIENT_BATCH, TRUSTED_BATCH = 32, 100  # samples, as in the paper

@@ -17,7 +17,7 @@ from torch_rounds import Straightforward, Tuned
 from tqdm import tqdm
 
 from secureafl_ext import SecureAFL, reference
-from secureafl_ext.sim.defenses import Server
+from secureafl_ext.defenses import Server
 
 # The paper's tables "Running time (in seconds)": on V100 GPUs, what they cover is not said.
 PAPER_SIZES = ((50, 140_000), (100, 140_000), (300, 140_000), (50, 500_000), (50, 1_000_000))

@@ -15,9 +15,9 @@ from report import SEED, Row, head, options, ratio, table, write
 from timing import Clock
 from tqdm import tqdm
 
-from secureafl_ext.sim import loop, several
-from secureafl_ext.sim.attacks import ATTACKS
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.attacks import ATTACKS
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.sim import loop, runner
 from secureafl_ext.sim.settings import Settings
 
 MUST = {"async-sgd": 0.120, "secureafl": 0.200}  # ms a round on an H200 with 50 clients
@@ -161,7 +161,7 @@ def main() -> None:
         "## Rounds of SecureAFL, a fifth of the clients malicious",
         table(("attack", "round ms", "rounds/s"), lines["attack"]),
         "## Runs side by side",
-        f"Rounds a second in all, without an attack; `secureafl` has {several.SIDE_BY_SIDE} at a time on a GPU.",
+        f"Rounds a second in all, without an attack; `secureafl` has {runner.SIDE_BY_SIDE} at a time on a GPU.",
         table(("defense", *(f"{together} at a time" for together in sizes.together)), lines["together"]),
     ]
     write(chosen.out, "simulator", "\n\n".join(parts), rows, picture=False)

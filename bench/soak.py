@@ -24,7 +24,7 @@ from report import SEED, head
 from torch import Tensor
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.fused import Fused
+from secureafl_ext.engines.fused import Fused
 
 WINDOWS = 200
 LOOKS = 20  # windows between two looks at what is carried

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from secureafl_ext.config import Config
-from secureafl_ext.history import CURVATURE
+from secureafl_ext.engines.history import CURVATURE
 
 
 def middle(sy: Tensor, ss: Tensor) -> tuple[Tensor, Tensor]:

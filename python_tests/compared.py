@@ -6,7 +6,7 @@ import numpy as np
 import slow_defenses as slow
 import torch
 
-from secureafl_ext.sim.defenses import DEFENSES, Trusted, make
+from secureafl_ext.defenses import DEFENSES, Trusted, make
 
 SIZE, CLIENTS, LR, STALENESS = 8, 6, 0.1, 4
 F64 = torch.float64

@@ -3,7 +3,7 @@ import torch
 from pretended import Pretended
 from ranks import Ranks
 
-from secureafl_ext.sim import several
+from secureafl_ext.sim import runner
 
 # Where there is a GPU every test of an op runs on it too, and fails if the extension was built without CUDA.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -23,7 +23,7 @@ def random() -> torch.Generator:
 def pretended(monkeypatch, tmp_path) -> Pretended:
     """What runs, in place of the simulator; files go to a folder of the test's own."""
     made = Pretended()
-    monkeypatch.setattr(several, "run_many", made)
+    monkeypatch.setattr(runner, "run_many", made)
     monkeypatch.chdir(tmp_path)
     return made
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["secureafl_ext"]):
-    from secureafl_ext import SecureAFL, checkpoint, state, tensor_file  # noqa: F401
+    from secureafl_ext import SecureAFL
+    from secureafl_ext.checkpoint import files, state, tensor_file  # noqa: F401
     from secureafl_ext.flower import GarbageError, Layout
 
 import torch

@@ -12,7 +12,7 @@ from slow_server import SETTING_NAMES, SlowServer
 from test_kinship import Twin
 
 from secureafl_ext.config import Config
-from secureafl_ext.row_rules import bucketed
+from secureafl_ext.rules.row_rules import bucketed
 
 LEAST, MOST = 1e-3, 1e3  # lengths between which float32 loses nothing that a comparison would see
 NUDGES, OF_FACTORS = (1 - 1e-5, 1 + 1e-5), (1 - 1e-4, 1 + 1e-4)

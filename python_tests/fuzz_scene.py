@@ -8,10 +8,10 @@ from fuzz_cases import TRUSTS, past
 from fuzz_dice import OPS, Dice, cast, need
 from torch import Tensor
 
-from secureafl_ext.composed import Composed
 from secureafl_ext.config import Config
-from secureafl_ext.fused import Fused, padded
-from secureafl_ext.kin_round import BOUNDS, KinRound
+from secureafl_ext.engines.composed import Composed
+from secureafl_ext.engines.fused import Fused, padded
+from secureafl_ext.engines.kinship import BOUNDS, KinRound
 
 PER_CLIENT = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
 SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "estimate", "receive")

@@ -25,7 +25,8 @@ from fuzz_oracle import Before, compare
 from fuzz_settings import at, bits, composed_alone, same, settings_of
 from torch import Tensor
 
-from secureafl_ext import SecureAFL, fused
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import fused
 
 HELD = (
     "last_updates", "last_models", "dw", "dg", "pairs", "seen", "products", "kinship", "met", "centre", "oldest",

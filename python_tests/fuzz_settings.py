@@ -8,20 +8,20 @@ import torch
 from fuzz_dice import Dice, need
 from torch import Tensor
 
-from secureafl_ext import fused, kin_round
 from secureafl_ext.config import RULES
+from secureafl_ext.engines import fused, kinship
 
 
 @contextmanager
 def composed_alone(wanted: bool) -> Iterator[None]:
     """Servers made here do their rounds of plain ops, if wanted."""
-    kept = fused.fits, kin_round.fits
+    kept = fused.fits, kinship.fits
     if wanted:
-        fused.fits = kin_round.fits = lambda *_: False
+        fused.fits = kinship.fits = lambda *_: False
     try:
         yield
     finally:
-        fused.fits, kin_round.fits = kept
+        fused.fits, kinship.fits = kept
 
 
 def settings_of(dice: Dice, n: int) -> tuple[dict[str, object], torch.dtype]:

@@ -1,6 +1,6 @@
 """A loop that only pretends to learn, for what stands around it."""
 
-from secureafl_ext.sim import cli
+from secureafl_ext.cli import main
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
@@ -32,7 +32,7 @@ class Pretended:
 
 def failure(capsys, *argv: str) -> str:
     """What a refused command says on stderr."""
-    assert cli.main(list(argv)) == 2
+    assert main.main(list(argv)) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "Traceback" not in said.err

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from secureafl_ext.sim.attacks import Scene, View
-from secureafl_ext.sim.data import Dataset
-from secureafl_ext.sim.defenses import Trusted
-from secureafl_ext.sim.defenses import make as make_defense
-from secureafl_ext.sim.models import Net
+from secureafl_ext.attacks import Scene, View
+from secureafl_ext.defenses import Trusted
+from secureafl_ext.defenses import make as make_defense
+from secureafl_ext.tasks.datasets import Dataset
+from secureafl_ext.tasks.models import Net
 
 KINDS = {"grey": ((1, 8, 8), 10), "colour": ((3, 9, 7), 12), "regression": ((3, 8, 8), 0)}
 CLIENTS, MALICIOUS, BATCH, SAMPLES, LR = 8, (1, 4, 6), 6, 64, 0.1

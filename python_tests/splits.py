@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from secureafl_ext import SecureAFL, gather, shard, sharded
+from secureafl_ext import SecureAFL, gather, shard
+from secureafl_ext.engines import sharded
 
 D, N = 20_011, 9
 # Steps so short that rounding stays rounding: in a livelier world the whole server, its coordinates merely in another

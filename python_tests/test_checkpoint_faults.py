@@ -14,7 +14,8 @@ import pytest
 from engines import make, run
 from states import identical
 
-from secureafl_ext import SecureAFL, tensor_file
+from secureafl_ext import SecureAFL
+from secureafl_ext.checkpoint import tensor_file
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("SECUREAFL_KILLS", "12"))  # 200 for a long run

@@ -12,7 +12,8 @@ from peaks import peak, start_peak
 from safetensors.torch import save_file
 from states import identical
 
-from secureafl_ext import SecureAFL, tensor_file
+from secureafl_ext import SecureAFL
+from secureafl_ext.checkpoint import tensor_file
 
 
 def old_format(path, about=None):

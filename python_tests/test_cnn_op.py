@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from secureafl_ext.sim.models import cnn
+from secureafl_ext.tasks.models import cnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -8,9 +8,9 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from fleets import GOAL, LR, START, honest, says, server, simulated, start
 from states import identical
 
-from secureafl_ext import checkpoint
+from secureafl_ext.checkpoint import files
+from secureafl_ext.defenses import DEFENSES, Trusted, make
 from secureafl_ext.flower import Layout
-from secureafl_ext.sim.defenses import DEFENSES, Trusted, make
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_every_defense_can_be_the_server_and_resumes(clock, tmp_path, name):
 
 def changed(path, change):
     """The checkpoint, after `change` of its tensors and of the rest."""
-    tensors, about = checkpoint.read(path)
+    tensors, about = files.read(path)
     change(tensors, about)
-    checkpoint.write(path, tensors, about)
+    files.write(path, tensors, about)
 
 
 def setting(field, value):

@@ -5,7 +5,7 @@ import torch
 from engines import ENGINES, make, run
 from splits import SETTINGS, history_of_arrivals, replay, start
 
-from secureafl_ext import sharded
+from secureafl_ext.engines import sharded
 
 GONE = 2
 SHARED = {"models", "last_models", "counts", "rounds", "version", "stale", "too_soon", "centre", "turns"}

@@ -6,7 +6,8 @@ from oracles import relative_error
 from peaks import peak, start_peak
 from states import identical, same_on_any_threads
 
-from secureafl_ext import SecureAFL, fused
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import fused
 
 STEP = torch.ops.secureafl.step_.default
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -10,7 +10,7 @@ import torch
 from influence import ATTACKERS, BOUNDS, HONEST, LONGER, D, N, normal, number, rows_of, search, step_of
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.factors import largest_accepted
+from secureafl_ext.engines.quantile import largest_accepted
 
 FLEETS = {
     **{rule: {"rule": rule, "memory": 0} for rule in BOUNDS},

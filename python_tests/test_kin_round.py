@@ -8,9 +8,10 @@ from emulated import library, pointers
 from peaks import peak, start_peak
 from states import identical, same_on_any_threads
 
-from secureafl_ext import SecureAFL, kin_round
-from secureafl_ext.kin_round import KinRound
-from secureafl_ext.kinship import KNOWN, SPAN
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import kinship
+from secureafl_ext.engines.kinship import KinRound
+from secureafl_ext.rules.kinship import KNOWN, SPAN
 
 STEP = torch.ops.secureafl.kin_step_.default
 F32, F64 = torch.float32, torch.float64
@@ -29,7 +30,7 @@ SETTINGS = {"rule": "kinship", "memory": 0, "lr": 0.1, "max_staleness": 4}
 def composed(create):
     """The server that `create` makes, its rounds of plain ops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kin_round, "fits", lambda *_: False)
+        patch.setattr(kinship, "fits", lambda *_: False)
         return create()
 
 
@@ -300,7 +301,7 @@ def test_a_client_that_there_is_not_is_refused():
 def call(server, monkeypatch):
     """The arguments of one round."""
     calls = []
-    monkeypatch.setattr(kin_round, "step", lambda *arguments: calls.append(arguments) or STEP(*arguments))
+    monkeypatch.setattr(kinship, "step", lambda *arguments: calls.append(arguments) or STEP(*arguments))
     server.submit(1, torch.ones_like(server.model), server.version)
     return calls[0]
 
@@ -398,7 +399,7 @@ def emulate(monkeypatch, server, seed):
 
     def round(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(kin_round, "step", step)
+            patch.setattr(kinship, "step", step)
             return plain(*arguments)
 
     server._engine.round = round

@@ -10,8 +10,8 @@ from slow_server import SETTING_NAMES, SlowServer
 from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.kin_round import KinRound
-from secureafl_ext.kinship import CROWD, KIN, KNOWN, NEAR, SHORT, SHORT_APART, SHORT_SUM, SPAN, TURNED, Kinship
+from secureafl_ext.engines.kinship import KinRound
+from secureafl_ext.rules.kinship import CROWD, KIN, KNOWN, NEAR, SHORT, SHORT_APART, SHORT_SUM, SPAN, TURNED, Kinship
 
 F64, F32 = torch.float64, torch.float32
 SIZE, GROUPS, COLLUDERS = 60, 5, 6

@@ -11,7 +11,7 @@ import pytest
 import torch
 from emulated import library, pointers
 
-from secureafl_ext.sim.models import resnet20
+from secureafl_ext.tasks.models import resnet20
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"))
 on_gpu = pytest.mark.parametrize("how", [GPU])

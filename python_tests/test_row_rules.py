@@ -9,7 +9,7 @@ from oracles import median
 from slow_rows import TWINS
 
 from secureafl_ext.config import Config
-from secureafl_ext.row_rules import WEIGHTS, bucketed
+from secureafl_ext.rules.row_rules import WEIGHTS, bucketed
 
 SIZE = 12
 F64 = torch.float64

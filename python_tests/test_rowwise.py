@@ -8,10 +8,11 @@ from slow_rows import TWINS
 from slow_server import SETTING_NAMES, SlowServer
 from states import enqueued_like_submitted, identical, never_waits
 
-from secureafl_ext import SecureAFL, rowwise
+from secureafl_ext import SecureAFL
 from secureafl_ext.config import Config
-from secureafl_ext.history import History
-from secureafl_ext.row_rules import bucketed
+from secureafl_ext.engines.history import History
+from secureafl_ext.rules import row_wise
+from secureafl_ext.rules.row_rules import bucketed
 
 SIZE, CLIENTS = 12, 7
 F64 = torch.float64
@@ -158,7 +159,7 @@ def known(device, dtype=F64, memory=2):
 def test_the_account_of_corrections_is_that_of_the_op(client, device):
     history, update = known(device), torch.ones(SIZE, dtype=F64, device=device)
     model, taken = torch.zeros_like(update), torch.tensor(True, device=device)
-    rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
+    rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
     _, ours = rows.aggregate(torch.tensor([client], device=device), update, model, taken, taken, taken, history)
     past = history.tensors().values()
     _, theirs = torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, 1.0, "mean", 0)
@@ -171,17 +172,17 @@ def test_an_estimate_that_leaves_the_floats_is_the_last_update(device):
         tensor.fill_(3e38)
     history.dw.fill_(1.0)
     update, taken = torch.full((SIZE,), 3e38, device=device), torch.tensor(True, device=device)
-    rows = rowwise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
+    rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
     direction, _ = rows.aggregate(torch.tensor([0], device=device), update, update / 1e37, taken, taken, taken, history)
     assert torch.allclose(direction, update)
 
 
 def test_inner_products_by_stretches_are_exact_float64_sums(monkeypatch, device):
     rows = torch.randn(5, 37, generator=torch.Generator().manual_seed(0)).to(device)
-    monkeypatch.setattr(rowwise, "STRETCH", 20)
+    monkeypatch.setattr(row_wise, "STRETCH", 20)
     for others in (rows[0], rows[:3]):
         expected = rows.double() @ others.double().movedim(-1, 0)
-        assert torch.allclose(rowwise.inner(rows, others), expected, rtol=0, atol=1e-13)
+        assert torch.allclose(row_wise.inner(rows, others), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}, {"estimate": False}], ids=str)

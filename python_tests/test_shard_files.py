@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from splits import SETTINGS, history_of_arrivals, replay, start
 from states import identical
 
-from secureafl_ext import SecureAFL, tensor_file
+from secureafl_ext import SecureAFL
+from secureafl_ext.checkpoint import tensor_file
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from splits import KINDS, SETTINGS, D, N, agree, digest, digests, history_of_arrivals, replay, start, whole_state
 from states import identical
 
-from secureafl_ext import SecureAFL, gather, shard, sharded
+from secureafl_ext import SecureAFL, gather, shard
 from secureafl_ext.config import REASONS
+from secureafl_ext.engines import sharded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -176,7 +177,7 @@ def test_a_round_in_phases_is_a_round(device):
     for client, update, version in arrivals:
         whole.submit(client, update.to(device), version)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("secureafl_ext.fused.step", phases)
+            patch.setattr("secureafl_ext.engines.fused.step", phases)
             other.submit(client, update.to(device), version)
     identical(other, whole)
     for name, arguments in calls.items():

@@ -22,8 +22,10 @@ from splits import (
 )
 from states import identical
 
-from secureafl_ext import SecureAFL, checkpoint, shard, sharded
-from secureafl_ext.state import required, table
+from secureafl_ext import SecureAFL, shard
+from secureafl_ext.checkpoint import files
+from secureafl_ext.checkpoint.state import required, table
+from secureafl_ext.engines import sharded
 
 
 def save_after(group, settings, arrivals, path):
@@ -105,9 +107,9 @@ def dies_while_saving(group, path, arrivals, victim, moment):
     if dist.get_rank(group) == victim:
         function, plain = {
             "amid its shard": ("_to_disk", None),
-            "after its shard": ("write_file", checkpoint.write_file),
+            "after its shard": ("write_file", files.write_file),
             "before the index": ("write", None),
-            "after the index": ("write", checkpoint.write),
+            "after the index": ("write", files.write),
         }[moment]
 
         def last_act(*arguments):
@@ -115,7 +117,7 @@ def dies_while_saving(group, path, arrivals, victim, moment):
                 plain(*arguments)
             os._exit(1)
 
-        setattr(checkpoint, function, last_act)
+        setattr(files, function, last_act)
     try:
         server.save(path)
     except RuntimeError as error:
@@ -153,18 +155,18 @@ def cannot_write(group, path, arrivals, victim, function):
     server = start(SETTINGS, group)
     replay(server, arrivals[:20], group)
     server.save(path)
-    plain = getattr(checkpoint, function)
+    plain = getattr(files, function)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     if dist.get_rank(group) == victim:
-        setattr(checkpoint, function, full)
+        setattr(files, function, full)
     try:
         with pytest.raises((OSError, ValueError)) as error:
             server.save(path)
     finally:
-        setattr(checkpoint, function, plain)
+        setattr(files, function, plain)
     replay(server, arrivals[20:], group)
     return type(error.value).__name__, str(error.value), digest(server.state_dict())
 

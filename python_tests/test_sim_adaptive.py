@@ -9,11 +9,10 @@ import scenes
 import torch
 
 from secureafl_ext import ops
-from secureafl_ext.kinship import KIN, SHORT_APART
-from secureafl_ext.sim import adaptive
-from secureafl_ext.sim.adaptive import WAYS, ball, cone, spread_of
-from secureafl_ext.sim.attacks import make
-from secureafl_ext.sim.rules import AsyncDefender
+from secureafl_ext.attacks import adaptive, make
+from secureafl_ext.attacks.adaptive import WAYS, ball, cone, spread_of
+from secureafl_ext.defenses.base import AsyncDefender
+from secureafl_ext.rules.kinship import KIN, SHORT_APART
 
 HONEST = [client for client in range(scenes.CLIENTS) if client not in scenes.MALICIOUS]
 F64 = torch.float64

@@ -10,10 +10,10 @@ import torch
 from scenes import KINDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from secureafl_ext.sim.attacks import ATTACKS, make
-from secureafl_ext.sim.defenses import DEFENSES
-from secureafl_ext.sim.minmax import DIRECTIONS, largest
-from secureafl_ext.sim.models import cnn, resnet20
+from secureafl_ext.attacks import ATTACKS, make
+from secureafl_ext.attacks.min_max import DIRECTIONS, largest
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.tasks.models import cnn, resnet20
 
 
 def defined(kind):

@@ -6,8 +6,8 @@ import pytest
 import scenes
 import torch
 
-from secureafl_ext.sim.attacks import make
-from secureafl_ext.sim.backdoors import local_steps, make_trigger, poison, shorten
+from secureafl_ext.attacks import make
+from secureafl_ext.attacks.backdoors import local_steps, make_trigger, poison, shorten
 
 BOOSTED = ("scaling", "dba")
 

@@ -5,8 +5,9 @@ import json
 import pytest
 from pretended import failure
 
-from secureafl_ext.sim import calibrate, cli, words
-from secureafl_ext.sim.attacks import ATTACKS
+from secureafl_ext.attacks import ATTACKS
+from secureafl_ext.cli import calibrate, main
+from secureafl_ext.sim import options
 from secureafl_ext.sim.loop import Outcome
 from secureafl_ext.sim.settings import Settings
 
@@ -18,7 +19,7 @@ def test_calibrate_takes_the_strength_nearest_to_the_paper(pretended, tmp_path, 
     target = calibrate.TARGETS["fashion-mnist"]["scaling"]
     pretended.error = lambda settings: target.error * settings.attack_options["factor"] / 10
     pretended.asr = lambda settings: target.asr * settings.attack_options["factor"] / 10
-    assert cli.main(["calibrate", "--attacks", "scaling", "--out", "here"]) == 0
+    assert main.main(["calibrate", "--attacks", "scaling", "--out", "here"]) == 0
     assert [s.attack_options["factor"] for s in pretended.ran] == list(calibrate.STRENGTHS["scaling"])
     assert "scaling: factor=10.0, 0.000 from the paper" in capsys.readouterr().out
 
@@ -29,7 +30,7 @@ def test_calibrate_takes_the_strength_nearest_to_the_paper(pretended, tmp_path, 
 
 
 def test_calibrate_leaves_other_options_as_given(pretended):
-    assert cli.main(["calibrate", "--attacks", "min-max,gaussian", "--attack-option", "honest=4"]) == 0
+    assert main.main(["calibrate", "--attacks", "min-max,gaussian", "--attack-option", "honest=4"]) == 0
     assert [(s.attack, s.attack_options) for s in pretended.ran] == [
         *(("min-max", {"honest": 4, "gamma0": strength}) for strength in calibrate.STRENGTHS["min-max"]),
         ("gaussian", {}),
@@ -49,7 +50,7 @@ def test_distance_adds_error_and_attack_success():
 
 def test_calibrate_never_runs_a_defense(pretended, capsys, tmp_path):
     pretended.asr = lambda settings: 0.5
-    assert cli.main(["calibrate"]) == 0
+    assert main.main(["calibrate"]) == 0
     assert {settings.defense for settings in pretended.ran} == {"async-sgd"}
     assert {settings.attack for settings in pretended.ran} == set(calibrate.free())
     pretended.ran.clear()
@@ -77,4 +78,4 @@ def test_every_free_strength_has_values_to_try_and_every_attack_a_target():
     assert all(kind.free in (None, *kind.settings) for kind in ATTACKS.values())
     assert all(list(targets) == list(ATTACKS) for targets in calibrate.TARGETS.values())
     many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), list(ATTACKS))
-    assert words.prepare(many, pytest.fail) == [settings.resolve() for settings in many]
+    assert options.prepare(many, pytest.fail) == [settings.resolve() for settings in many]

@@ -8,10 +8,12 @@ import pytest
 from pretended import failure
 
 from secureafl_ext import sim
-from secureafl_ext.sim import cli, data, several, words
-from secureafl_ext.sim.attacks import ATTACKS
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.attacks import ATTACKS
+from secureafl_ext.cli import main
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.sim import options, runner
 from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError
+from secureafl_ext.tasks import datasets
 
 pytestmark = pytest.mark.usefixtures("pretended")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -76,11 +78,11 @@ def toml(settings: dict[str, object]) -> str:
 
 
 def settings_of(*argv: str) -> Settings:
-    return cli._settings(cli._arguments(list(argv)))
+    return main._settings(main._arguments(list(argv)))
 
 
 def test_the_values_to_try_are_of_every_setting_and_no_default():
-    assert list(OTHER) == [field.name for field in fields(Settings)] == list(words.HELP)
+    assert list(OTHER) == [field.name for field in fields(Settings)] == list(options.HELP)
     assert all(getattr(Settings(), name) != value for name, value in OTHER.items())
 
 
@@ -91,7 +93,7 @@ def test_every_setting_is_a_flag(name):
 
 @pytest.mark.parametrize("name", OTHER)
 def test_every_setting_is_in_the_help(name, capsys):
-    assert cli.main(["run", "--help"]) == 0
+    assert main.main(["run", "--help"]) == 0
     assert "--" + name.replace("_", "-") in capsys.readouterr().out
 
 
@@ -167,14 +169,14 @@ def test_what_the_loop_refuses_is_one_line_and_no_traceback(monkeypatch, capsys)
     def refuse(*_):
         raise FileNotFoundError("dataset 'cifar10' not found")
 
-    monkeypatch.setattr(several, "run_many", refuse)
+    monkeypatch.setattr(runner, "run_many", refuse)
     assert failure(capsys, "run").splitlines()[-1] == "secureafl: dataset 'cifar10' not found"
 
 
 def test_run_keeps_a_line_and_a_picture_each_time(tmp_path, pretended, capsys):
     pretended.error = lambda settings: 0.375
     for _ in range(2):
-        assert cli.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
+        assert main.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
     wanted = Settings(attack="gaussian", attack_options={"std": 0.5}).resolve()
     assert pretended.ran == [wanted] * 2
     assert [line["settings"] for line in kept("here")] == [vars(wanted)] * 2
@@ -184,11 +186,11 @@ def test_run_keeps_a_line_and_a_picture_each_time(tmp_path, pretended, capsys):
 
 def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
     pretended.error = lambda settings: 0.25 if settings.defense == "secureafl-kin" else 0.875
-    assert cli.main(["compare"]) == 0
-    assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in cli.COMPARED]
-    assert {"async-sgd", "secureafl-kin"} <= set(cli.COMPARED) <= set(DEFENSES)
+    assert main.main(["compare"]) == 0
+    assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in main.COMPARED]
+    assert {"async-sgd", "secureafl-kin"} <= set(main.COMPARED) <= set(DEFENSES)
     assert (pretended.ran[-1].attack, pretended.ran[-1].defense) == ("none", "async-sgd")
-    assert {settings.dataset for settings in pretended.ran} == {data.DEFAULT}
+    assert {settings.dataset for settings in pretended.ran} == {datasets.DEFAULT}
     assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)
     last = capsys.readouterr().out.splitlines()[-1]
     who = "Under gaussian by 4 of 20 clients"
@@ -196,24 +198,24 @@ def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
 
 
 def test_compare_all_is_every_defense(pretended):
-    assert cli.main(["compare", "--defenses", "all"]) == 0
+    assert main.main(["compare", "--defenses", "all"]) == 0
     assert [settings.defense for settings in pretended.ran[:-1]] == list(DEFENSES)
 
 
 def test_compare_without_attack_needs_nothing_to_be_held_against(pretended):
-    assert cli.main(["compare", "--defenses", "kardam", "--attack", "none"]) == 0
+    assert main.main(["compare", "--defenses", "kardam", "--attack", "none"]) == 0
     assert [settings.defense for settings in pretended.ran] == ["kardam"]
 
 
 def test_processes_are_as_many_as_the_line_says(pretended):
-    assert cli.main(["sweep", "seed=0,1", "--processes", "2"]) == 0
+    assert main.main(["sweep", "seed=0,1", "--processes", "2"]) == 0
     assert len(pretended.ran) == 2 and pretended.processes == 2
 
 
 def test_undefined_pairs_are_left_out_and_said(pretended, capsys):
     with pytest.raises(UndefinedError):
         Settings(dataset="udacity", defense="sageflow").resolve()
-    assert cli.main(["compare", "--defenses", "all", "--dataset", "udacity"]) == 0
+    assert main.main(["compare", "--defenses", "all", "--dataset", "udacity"]) == 0
     ran = {settings.defense for settings in pretended.ran}
     assert ran == set(DEFENSES) - {"sageflow"}
     assert "left out: defense 'sageflow'" in capsys.readouterr().err
@@ -221,7 +223,7 @@ def test_undefined_pairs_are_left_out_and_said(pretended, capsys):
 
 def test_options_go_to_every_defense_that_knows_them(pretended):
     argv = "--defenses kardam,sageflow,secureafl --defense-option decay=0.75 --defense-option quantile=0.5"
-    assert cli.main(["compare", *argv.split(), "--attack-option", "std=5"]) == 0
+    assert main.main(["compare", *argv.split(), "--attack-option", "std=5"]) == 0
     given = {(s.attack, s.defense): (s.attack_options, s.defense_options, s.quantile) for s in pretended.ran}
     assert given == {
         ("gaussian", "kardam"): ({"std": 5}, {"decay": 0.75, "quantile": 0.5}, 0.8),
@@ -233,7 +235,7 @@ def test_options_go_to_every_defense_that_knows_them(pretended):
 
 def test_sweep_runs_the_grid_and_draws_it(tmp_path, pretended):
     argv = ["sweep", "malicious=0.1,.3", "--attack", "gaussian", "defense=kardam,secureafl", "--max-norm", "7"]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     assert [(s.malicious, s.defense) for s in pretended.ran] == [
         (0.1, "kardam"),
         (0.1, "secureafl"),
@@ -255,14 +257,14 @@ def test_sweep_runs_the_grid_and_draws_it(tmp_path, pretended):
     ],
 )
 def test_any_setting_and_any_option_can_be_swept(axis, values, pretended):
-    assert cli.main(["sweep", axis, "--attack", "gaussian"]) == 0
+    assert main.main(["sweep", axis, "--attack", "gaussian"]) == 0
     name = axis.partition("=")[0].replace("-", "_")
-    assert [words.get(settings, name) for settings in pretended.ran] == values
+    assert [options.get(settings, name) for settings in pretended.ran] == values
 
 
 def test_a_swept_option_leaves_the_others_as_given(pretended):
     argv = "sweep attack-options.factor=2,3 --attack scaling --attack-option share=0.25"
-    assert cli.main(argv.split()) == 0
+    assert main.main(argv.split()) == 0
     assert [s.attack_options for s in pretended.ran] == [{"share": 0.25, "factor": 2}, {"share": 0.25, "factor": 3}]
 
 
@@ -271,13 +273,13 @@ def test_a_swept_option_leaves_the_others_as_given(pretended):
     [("5", 5), (".5", 0.5), ("1e3", 1000.0), ("true", True), ("std", "std"), ('"5"', "5"), ("inf", float("inf"))],
 )
 def test_an_option_has_the_value_that_toml_gives_it(text, value):
-    name, got = words.option(f"some-name={text}")
+    name, got = options.option(f"some-name={text}")
     assert (name, got, type(got)) == ("some_name", value, type(value))
 
 
 def test_equal_runs_of_a_grid_run_once(pretended):
     """The noise's strength is nothing to label flip."""
-    assert cli.main(["sweep", "attack=gaussian,label-flip", "attack_options.std=1,2"]) == 0
+    assert main.main(["sweep", "attack=gaussian,label-flip", "attack_options.std=1,2"]) == 0
     assert [(s.attack, s.attack_options) for s in pretended.ran] == [
         ("gaussian", {"std": 1}),
         ("gaussian", {"std": 2}),
@@ -288,30 +290,30 @@ def test_equal_runs_of_a_grid_run_once(pretended):
 def test_an_interrupted_sweep_goes_on_where_it_stopped(pretended, capsys, tmp_path):
     argv = ["sweep", "delay=1,2,3,4", "--out", "here"]
     pretended.stop_after = 2
-    assert cli.main(argv) == 130
+    assert main.main(argv) == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert "here/results.jsonl" in last
     assert "goes on" in last
 
     pretended.stop_after = None
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     assert [settings.delay for settings in pretended.ran] == [1, 2, 3, 4]
     assert [line["settings"]["delay"] for line in kept("here")] == [1, 2, 3, 4]
     said = capsys.readouterr()
     assert "2 of 4 runs" in said.err
     assert len([line for line in said.out.splitlines() if "0.500" in line]) == 4
 
-    assert cli.main(argv) == 0
-    assert cli.main([*argv, "--seed", "1"]) == 0
+    assert main.main(argv) == 0
+    assert main.main([*argv, "--seed", "1"]) == 0
     assert [(settings.delay, settings.seed) for settings in pretended.ran[4:]] == [(d, 1) for d in (1, 2, 3, 4)]
 
 
 def test_compare_goes_on_from_a_torn_line(pretended, capsys, tmp_path):
-    assert cli.main(["compare"]) == 0
+    assert main.main(["compare"]) == 0
     path = tmp_path / "secureafl-results" / "results.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     before = list(pretended.ran)
-    assert cli.main(["compare"]) == 0
+    assert main.main(["compare"]) == 0
     assert pretended.ran == [*before, before[-1]]
     assert "cut short" in capsys.readouterr().err
     assert len(kept()) == len(before)
@@ -319,7 +321,7 @@ def test_compare_goes_on_from_a_torn_line(pretended, capsys, tmp_path):
 
 def test_an_interrupted_run_promises_nothing(pretended, capsys):
     pretended.stop_after = 0
-    assert cli.main(["run"]) == 130
+    assert main.main(["run"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "secureafl: interrupted; nothing is kept, start it again"
 
 
@@ -327,31 +329,31 @@ def test_an_interrupted_list_is_no_crash(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.LISTS, "models", interrupt)
-    assert cli.main(["list", "models"]) == 130
+    monkeypatch.setitem(main.LISTS, "models", interrupt)
+    assert main.main(["list", "models"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
 def test_more_runs_than_lines_of_progress(pretended):
-    assert cli.main(["sweep", f"seed={','.join(map(str, range(20)))}"]) == 0
+    assert main.main(["sweep", f"seed={','.join(map(str, range(20)))}"]) == 0
     assert len(kept()) == 20
 
 
-@pytest.mark.parametrize("what", [[], *([name] for name in cli.LISTS)])
+@pytest.mark.parametrize("what", [[], *([name] for name in main.LISTS)])
 def test_list_names_everything_with_its_options(what, capsys):
-    assert cli.main(["list", *what]) == 0
+    assert main.main(["list", *what]) == 0
     printed = capsys.readouterr().out
     starts = [line.split()[0] for line in printed.splitlines()]
     tables = {
         "attacks": ATTACKS,
         "defenses": DEFENSES,
-        "datasets": data.SOURCES,
+        "datasets": datasets.SOURCES,
         "models": CHOICES["model"],
         "arrivals": CHOICES["arrivals"],
         "partitions": CHOICES["partition"],
         "settings": OTHER,
     }
-    assert list(cli.LISTS) == list(tables)
+    assert list(main.LISTS) == list(tables)
     assert starts == [name for head in what or tables for name in (f"{head}:", *tables[head])]
     if not what:
         assert all(ATTACKS[name].about in printed for name in ATTACKS)
@@ -360,28 +362,30 @@ def test_list_names_everything_with_its_options(what, capsys):
 
 
 def test_data_says_what_is_where_and_how_to_get_the_rest(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data, "USUAL", ("./data",))
-    monkeypatch.delenv(data.VARIABLE, raising=False)
+    monkeypatch.setattr(datasets, "USUAL", ("./data",))
+    monkeypatch.delenv(datasets.VARIABLE, raising=False)
     folder = tmp_path / "mine" / "fashion-mnist"
     folder.mkdir(parents=True)
     (folder / "fashion_mnist.npz").touch()
-    assert cli.main(["data", "--data-dir", str(tmp_path / "mine")]) == 0
+    assert main.main(["data", "--data-dir", str(tmp_path / "mine")]) == 0
     printed = capsys.readouterr().out
     assert f"fashion-mnist: npz in {folder}\n" in printed
     assert "./data: not there" in printed
     assert f"{tmp_path / 'mine'} (data_dir)\n" in printed
-    assert all(f"{name}: missing. To get it: {data.SOURCES[name].hint}" in printed for name in ("cifar10", "udacity"))
-    assert f"{data.DEFAULT}: npz in the package" in printed
+    assert all(
+        f"{name}: missing. To get it: {datasets.SOURCES[name].hint}" in printed for name in ("cifar10", "udacity")
+    )
+    assert f"{datasets.DEFAULT}: npz in the package" in printed
 
 
 @pytest.mark.parametrize("package", ["rich", "matplotlib"])
 def test_a_missing_package_is_named_before_anything_runs(package, pretended, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)  # as if not installed
-    monkeypatch.delitem(sys.modules, "secureafl_ext.sim.show", raising=False)
+    monkeypatch.delitem(sys.modules, "secureafl_ext.report.console", raising=False)
     monkeypatch.delattr(sim, "show", raising=False)
     said = failure(capsys, "compare")
     assert f"{package} is missing" in said
     assert "pip install 'secureafl_ext[sim]'" in said
     assert pretended.ran == []
-    assert cli.main(["list"]) == 0
+    assert main.main(["list"]) == 0

@@ -13,9 +13,9 @@ import scenes
 import torch
 from PIL import Image
 
-from secureafl_ext.sim import data, formats
 from secureafl_ext.sim.federation import Federation
 from secureafl_ext.sim.settings import Settings
+from secureafl_ext.tasks import datasets, readers
 
 RANDOM = np.random.default_rng(4)
 
@@ -23,8 +23,8 @@ RANDOM = np.random.default_rng(4)
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch, tmp_path):
     """What this machine has must not decide a test."""
-    monkeypatch.setattr(data, "USUAL", ("./data", "~/.cache"))
-    monkeypatch.delenv(data.VARIABLE, raising=False)
+    monkeypatch.setattr(datasets, "USUAL", ("./data", "~/.cache"))
+    monkeypatch.delenv(datasets.VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 
@@ -46,7 +46,7 @@ def same(got: torch.Tensor, expected) -> bool:
 
 
 def test_the_default_needs_no_file_and_is_balanced():
-    small = data.load()
+    small = datasets.load()
     assert small.name == "fashion-mnist-small" and small.classes == 10 and small.shape == (1, 28, 28)
     assert small.train_x.dtype == torch.uint8 and small.train_y.dtype == torch.int64
     assert small.train_y.bincount().tolist() == [400] * 10 and small.test_y.bincount().tolist() == [100] * 10
@@ -54,14 +54,14 @@ def test_the_default_needs_no_file_and_is_balanced():
 
 
 def test_the_default_is_small_and_its_licence_lies_beside_it():
-    folder = data.EMBEDDED.folder
+    folder = datasets.EMBEDDED.folder
     assert (folder / "fashion_mnist_small.npz").stat().st_size < 3_000_000
     licence = (folder / "fashion_mnist_small.LICENSE").read_text(encoding="utf-8")
     assert "MIT License" in licence and "Zalando SE" in licence
 
 
 def test_inputs_have_mean_zero_and_deviation_one():
-    small = data.load()
+    small = datasets.load()
     x, y = small.train(torch.arange(4000))
     assert x.dtype == torch.float32 and y.dtype == torch.int64
     assert abs(float(x.mean())) < 0.05 and abs(float(x.std()) - 1) < 0.05
@@ -70,7 +70,7 @@ def test_inputs_have_mean_zero_and_deviation_one():
 
 
 def test_a_batch_is_made_where_the_data_lies(device):
-    small = data.load()
+    small = datasets.load()
     index = torch.tensor([5, 3, 3])
     x, y = small.to(device).train(index.to(device))
     assert x.device.type == y.device.type == device
@@ -98,7 +98,7 @@ def test_idx(tmp_path, packed, folder):
         content = gzip.compress(idx(values)) if packed else idx(values)
         write(tmp_path / "mine" / folder / (name + ".gz" * packed), content)
     images, labels, test_images, test_labels = files.values()
-    got = data.load("fashion-mnist", tmp_path / "mine")
+    got = datasets.load("fashion-mnist", tmp_path / "mine")
     assert same(got.train_x, images[:, None]) and same(got.train_y, labels)
     assert same(got.test_x, test_images[:, None]) and same(got.test_y, test_labels)
 
@@ -115,7 +115,7 @@ def test_idx(tmp_path, packed, folder):
 def test_broken_idx_is_refused(tmp_path, content, words):
     write(tmp_path / "x", content)
     with pytest.raises(ValueError) as error:
-        formats.idx(tmp_path / "x", 3)
+        readers.idx(tmp_path / "x", 3)
     assert words in str(error.value)
 
 
@@ -160,14 +160,14 @@ def test_cifar_python(tmp_path, writer):
             dump(rows[2 * i : 2 * i + 2], labels[2 * i : 2 * i + 2], b"labels"),
         )
     write(tmp_path / "cifar-10-batches-py/test_batch", dump(rows[10:], labels[10:], b"labels"))
-    got = data.load("cifar10", tmp_path)
+    got = datasets.load("cifar10", tmp_path)
     assert same(got.train_x, rows[:10].reshape(10, 3, 32, 32)) and same(got.train_y, labels[:10])
     assert same(got.test_x, rows[10:].reshape(2, 3, 32, 32)) and same(got.test_y, labels[10:])
     assert got.classes == 10
 
     for name, part in (("train", slice(0, 10)), ("test", slice(10, 12)), ("meta", slice(0, 0))):
         write(tmp_path / "cifar-100-python" / name, dump(rows[part], [90 + y for y in labels[part]], b"fine_labels"))
-    got = data.load("cifar100", tmp_path)
+    got = datasets.load("cifar100", tmp_path)
     assert same(got.train_y, [90 + y for y in labels[:10]]) and got.classes == 100
 
 
@@ -175,19 +175,19 @@ def test_cifar_binary(tmp_path):
     images, labels = pixels(6, 3072), np.array([[9], [1], [2], [3], [4], [5]], np.uint8)
     for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
         write(tmp_path / f"cifar-10-batches-bin/{name}.bin", labels[i].tobytes() + images[i].tobytes())
-    got = data.load("cifar10", tmp_path)
+    got = datasets.load("cifar10", tmp_path)
     assert same(got.train_x, images[:5].reshape(5, 3, 32, 32)) and got.train_y.tolist() == [9, 1, 2, 3, 4]
     assert same(got.test_x, images[5:].reshape(1, 3, 32, 32)) and got.test_y.tolist() == [5]
 
     records = np.concatenate([labels, labels + 80, images], axis=1)  # coarse label, fine label, image
     for name, part in (("train", records[:4]), ("test", records[4:])):
         write(tmp_path / f"cifar-100-binary/{name}.bin", part.tobytes())
-    got = data.load("cifar100", tmp_path)
+    got = datasets.load("cifar100", tmp_path)
     assert same(got.train_x, images[:4].reshape(4, 3, 32, 32)) and got.test_y.tolist() == [84, 85]
 
     write(tmp_path / "cifar-100-binary/test.bin", records.tobytes()[:-1])
     with pytest.raises(ValueError, match="are not records of 2 \\+ 3072"):
-        data.load("cifar100", tmp_path)
+        datasets.load("cifar100", tmp_path)
 
 
 class Calls:
@@ -213,7 +213,7 @@ class Calls:
 def test_a_pickle_that_names_anything_else_is_refused(tmp_path, hostile, words):
     write(tmp_path / "data_batch_1", pickle.dumps(hostile))
     with pytest.raises(ValueError, match="data_batch_1: refused") as error:
-        formats.batch(tmp_path / "data_batch_1")
+        readers.batch(tmp_path / "data_batch_1")
     assert any(word in str(error.value) for word in words.split("|"))
     assert not (tmp_path / "harm").exists()
 
@@ -223,17 +223,17 @@ def test_a_broken_pickle_is_refused(tmp_path):
     for content in (b"", b"\x80", whole[:-700], whole[:20] + b"\xff" + whole[20:]):
         write(tmp_path / "b", content)
         with pytest.raises(ValueError, match="refused"):
-            formats.batch(tmp_path / "b")
+            readers.batch(tmp_path / "b")
 
 
 def test_a_batch_of_other_content_is_refused(tmp_path):
     for name in ("train", "test", "meta"):
         write(tmp_path / name, pickle.dumps({"data": pixels(2, 3072), "labels": [1, 2]}))
     with pytest.raises(ValueError, match="expected the keys data and fine_labels, got data, labels"):
-        data.load("cifar100", tmp_path)
+        datasets.load("cifar100", tmp_path)
     write(tmp_path / "train", pickle.dumps({"data": pixels(2, 3071), "fine_labels": [1, 2]}))
     with pytest.raises(ValueError, match="rows of 3072 bytes"):
-        data.load("cifar100", tmp_path)
+        datasets.load("cifar100", tmp_path)
 
 
 # Images
@@ -260,7 +260,7 @@ def test_tiny_imagenet(tmp_path, layout):
     else:
         save(root / "val/n1/val_0.JPEG", images[4])
         save(root / "val/n9/images/val_1.JPEG", images[5])
-    got = data.load("tiny-imagenet", tmp_path)
+    got = datasets.load("tiny-imagenet", tmp_path)
     expected = images.transpose(0, 3, 1, 2).copy()
     expected[3] = expected[3, :1]  # grey: the same in every channel
     assert same(got.train_x, expected[:4]) and got.train_y.tolist() == [0, 0, 1, 1] and got.classes == 2
@@ -280,7 +280,7 @@ def test_driving_log(tmp_path):
     for header in ([names], []):
         with open(tmp_path / "log/driving_log.csv", "w", newline="") as file:
             csv.writer(file).writerows(header + rows)
-        got = data.load("udacity", tmp_path / "log")
+        got = datasets.load("udacity", tmp_path / "log")
         assert got.classes == 0 and got.shape == (3, 32, 32) and got.train_y.dtype == torch.float32
         assert [int(x.unique()) for x in got.train_x] == [0, 10, 20, 30, 40, 50, 60, 70]
         assert [int(x.unique()) for x in got.test_x] == [80, 90], "the last fifth is the test"
@@ -291,13 +291,13 @@ def test_a_log_without_steering_is_refused(tmp_path):
     (tmp_path / "IMG").mkdir()
     write(tmp_path / "driving_log.csv", b"a,b,c\na,b,c\n")
     with pytest.raises(ValueError, match="expected rows of centre, left, right, steering"):
-        data.load("udacity", tmp_path)
+        datasets.load("udacity", tmp_path)
 
 
 def test_images_without_pillow_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'secureafl_ext\[sim\]'"):
-        formats.decoder()
+        readers.decoder()
 
 
 # Compact npz files
@@ -319,7 +319,7 @@ def test_npz(tmp_path):
         (tmp_path / name).mkdir()
     grey, y = pixels(5, 28, 28), np.arange(5, dtype=np.uint8)
     np.savez(tmp_path / "fashion-mnist/fashion_mnist.npz", x_train=grey, y_train=y, x_test=grey[:2], y_test=y[:2])
-    got = data.load("fashion-mnist", tmp_path)
+    got = datasets.load("fashion-mnist", tmp_path)
     assert same(got.train_x, grey[:, None]) and same(got.test_y, y[:2])
 
     images = pixels(7, 32, 32, 3)
@@ -329,14 +329,14 @@ def test_npz(tmp_path):
     np.savez(tmp_path / "cifar10/cifar10_a.npz", train_webp=a, train_offsets=a_at, train_labels=y[:3])
     rest = {"test_webp": test, "test_offsets": test_at, "test_labels": y[:2]}
     np.savez(tmp_path / "cifar10/cifar10_b.npz", train_webp=b, train_offsets=b_at, train_labels=y[3:], **rest)
-    got = data.load("cifar10", tmp_path)
+    got = datasets.load("cifar10", tmp_path)
     assert same(got.train_x, images[:5].transpose(0, 3, 1, 2)) and same(got.test_x, images[5:].transpose(0, 3, 1, 2))
     assert same(got.train_y, y)
 
     frames = pixels(5, 32, 32, 3)
     blob, at = joined([frame.repeat(2, 0).repeat(3, 1) for frame in frames], "PNG")
     np.savez(tmp_path / "udacity/udacity_track.npz", jpeg=blob, offsets=at, steering=np.linspace(-1, 1, 5))
-    got = data.load("udacity", tmp_path)
+    got = datasets.load("udacity", tmp_path)
     assert got.shape == (3, 32, 32) and got.test_y.tolist() == [1.0] and got.classes == 0
     apart = got.train_x.float() - torch.from_numpy(frames[:4]).permute(0, 3, 1, 2)
     assert apart.abs().mean() < 20  # smoothed a little
@@ -348,7 +348,7 @@ def test_npz(tmp_path):
         **{"train_jpeg": train, "train_offsets": train_at, "train_labels": y[:2], "wnids": np.array(["n1", "n2"])},
         **{"val_jpeg": val, "val_offsets": val_at, "val_labels": y[:1]},
     )
-    got = data.load("tiny-imagenet", tmp_path)
+    got = datasets.load("tiny-imagenet", tmp_path)
     assert same(got.train_x, small[:2].transpose(0, 3, 1, 2)) and got.classes == 2
 
 
@@ -368,13 +368,13 @@ def test_order_of_the_places(tmp_path, monkeypatch):
     fashion(tmp_path / "given/fashion-mnist", 1)
 
     def value(data_dir=None) -> int:
-        return int(data.load("fashion-mnist", data_dir).train_x[0, 0, 0, 0])
+        return int(datasets.load("fashion-mnist", data_dir).train_x[0, 0, 0, 0])
 
     assert value() == 3 and value(tmp_path / "given") == 1
-    monkeypatch.setenv(data.VARIABLE, str(tmp_path / "variable"))
+    monkeypatch.setenv(datasets.VARIABLE, str(tmp_path / "variable"))
     assert value() == 2 and value(tmp_path / "given") == 1
-    copies = data.found(tmp_path / "given")
-    assert copies[0] == data.EMBEDDED
+    copies = datasets.found(tmp_path / "given")
+    assert copies[0] == datasets.EMBEDDED
     assert [copy.folder.resolve() for copy in copies[1:]] == [
         tmp_path / "given/fashion-mnist",
         tmp_path / "variable",
@@ -386,30 +386,37 @@ def test_order_of_the_places(tmp_path, monkeypatch):
 
 def test_files_lying_in_a_usual_place_are_not_taken_for_a_data_set(tmp_path):
     fashion(tmp_path / "data", 3)
-    assert data.found() == [data.EMBEDDED]
-    assert len(data.found(tmp_path / "data")) == 2
+    assert datasets.found() == [datasets.EMBEDDED]
+    assert len(datasets.found(tmp_path / "data")) == 2
 
 
 def test_an_unknown_name_lists_the_choices():
     with pytest.raises(
         ValueError, match="unknown dataset 'mnist'; choose from fashion-mnist, cifar10, cifar100, tiny-ima"
     ):
-        data.load("mnist")
+        datasets.load("mnist")
 
 
 def test_a_missing_set_lists_the_places_and_what_was_wanted(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
-        data.load("cifar10", tmp_path)
-    for words in (str(tmp_path), "./data", "~/.cache", "cifar-10-batches-py", "cifar-10-python.tar.gz", data.VARIABLE):
+        datasets.load("cifar10", tmp_path)
+    for words in (
+        str(tmp_path),
+        "./data",
+        "~/.cache",
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+        datasets.VARIABLE,
+    ):
         assert words in str(error.value)
 
 
 def test_a_folder_that_was_named_must_exist(tmp_path, monkeypatch):
     with pytest.raises(NotADirectoryError, match="data_dir: no folder"):
-        data.found(tmp_path / "absent")
-    monkeypatch.setenv(data.VARIABLE, "absent")
+        datasets.found(tmp_path / "absent")
+    monkeypatch.setenv(datasets.VARIABLE, "absent")
     with pytest.raises(NotADirectoryError, match="SECUREAFL_DATA: no folder 'absent'"):
-        data.found()
+        datasets.found()
 
 
 @pytest.mark.parametrize(
@@ -418,7 +425,7 @@ def test_a_folder_that_was_named_must_exist(tmp_path, monkeypatch):
 def test_labels_that_do_not_fit_are_refused(labels, words):
     x = pixels(2, 1, 28, 28)
     with pytest.raises(ValueError, match=words):
-        data.dataset("fashion-mnist", formats.Arrays(x, np.array(labels), x, np.array([0, 1]), 10))
+        datasets.dataset("fashion-mnist", readers.Arrays(x, np.array(labels), x, np.array([0, 1]), 10))
 
 
 @pytest.mark.parametrize("kind", ["grey", "regression"])
@@ -436,7 +443,7 @@ def test_held_out_data_is_a_quarter_of_the_training_data_and_none_of_the_test(ki
 
 def test_a_run_with_a_holdout_never_sees_the_test_set():
     settings = Settings(holdout=0.25, device="cpu").resolve()
-    mine, whole = Federation(settings).data, data.load()
+    mine, whole = Federation(settings).data, datasets.load()
     assert len(mine.train_y) == 3000 and len(mine.test_y) == 1000
     assert not any((whole.test_x == x).flatten(1).all(1).any() for x in mine.test_x[::50])
     with pytest.raises(ValueError, match=r"holdout must be 0 to 0.9, got 1"):

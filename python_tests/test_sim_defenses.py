@@ -5,7 +5,7 @@ import pytest
 import torch
 from compared import CASES, SLOW, STALENESS, arrivals, drive
 
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.defenses import DEFENSES
 
 
 @pytest.mark.parametrize("case", CASES)

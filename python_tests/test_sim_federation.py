@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from secureafl_ext.sim import federation
-from secureafl_ext.sim.data import Dataset
 from secureafl_ext.sim.federation import Federation
 from secureafl_ext.sim.settings import Settings
+from secureafl_ext.tasks.datasets import Dataset
 
 TRAIN, TEST, CLASSES = 600, 400, 10
 

@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from secureafl_ext.sim import data, results, safe_pickle, words
+from secureafl_ext.sim import options, results
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
+from secureafl_ext.tasks import datasets, safe_pickle
 
 TRIES = int(os.environ.get("SECUREAFL_FUZZ", 0))
 fuzz = hypothesis_settings(
@@ -41,8 +42,8 @@ DAMAGES = DAMAGE | CUT | FLIP
 def nowhere_else():
     """What this machine has must not decide a test, nor be searched each time."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(data, "USUAL", ())
-        patched.delenv(data.VARIABLE, raising=False)
+        patched.setattr(datasets, "USUAL", ())
+        patched.delenv(datasets.VARIABLE, raising=False)
         yield
 
 
@@ -53,12 +54,12 @@ def damaged(content: bytes, damages: list[tuple[float, int, bytes]]) -> bytes:
     return content
 
 
-def load(name: str, files: dict[str, bytes]) -> data.Dataset | None:
+def load(name: str, files: dict[str, bytes]) -> datasets.Dataset | None:
     """As a user's folder; within 20 MB, and of what is refused the file or the data set is named."""
     with tempfile.TemporaryDirectory() as folder, at_most(20):
         write(Path(folder), files)
         try:
-            return data.load(name, folder)
+            return datasets.load(name, folder)
         except ValueError as error:
             said = str(error)
             assert (folder in said or f"dataset {name!r}" in said) and len(said) < 1000
@@ -67,7 +68,7 @@ def load(name: str, files: dict[str, bytes]) -> data.Dataset | None:
     return None
 
 
-def check(loaded: data.Dataset | None, shape: tuple[int, ...]) -> None:
+def check(loaded: datasets.Dataset | None, shape: tuple[int, ...]) -> None:
     if loaded is not None:
         assert loaded.shape == shape and len(loaded.train_x) == len(loaded.train_y) > 0
         assert loaded.classes == 0 or 0 <= int(loaded.train_y.min()) <= int(loaded.train_y.max()) < loaded.classes
@@ -175,8 +176,8 @@ def test_settings(damages):
         path = Path(folder, "a.toml")
         path.write_bytes(damaged(TOML, damages))
         try:
-            given = words.from_toml(path)
-            words.prepare([Settings(**{"device": "cpu"} | given)], lambda text: None)
+            given = options.from_toml(path)
+            options.prepare([Settings(**{"device": "cpu"} | given)], lambda text: None)
         except ValueError as error:
             assert len(str(error)) < 3000
 

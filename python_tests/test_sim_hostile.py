@@ -21,7 +21,7 @@ from hostile import (
     write,
 )
 
-from secureafl_ext.sim import data, formats, safe_pickle
+from secureafl_ext.tasks import datasets, readers, safe_pickle
 
 MEGABYTE = 2**20
 
@@ -29,7 +29,7 @@ MEGABYTE = 2**20
 def refused(folder, name: str) -> str:
     """What is said; it names a file of the folder, or the data set."""
     with at_most(20), pytest.raises(ValueError) as error:
-        data.load(name, folder)
+        datasets.load(name, folder)
     said = str(error.value)
     assert str(folder) in said or f"dataset {name!r}" in said
     assert len(said) < 1000
@@ -70,7 +70,7 @@ def test_a_small_pickle_takes_little(tmp_path, name):
     (tmp_path / "batch").write_bytes(BOMBS[name])
     with at_most(20):
         try:
-            assert isinstance(formats.batch(tmp_path / "batch"), dict)
+            assert isinstance(readers.batch(tmp_path / "batch"), dict)
         except ValueError as error:
             assert str(error).startswith(f"{tmp_path / 'batch'}: refused")
 
@@ -78,10 +78,10 @@ def test_a_small_pickle_takes_little(tmp_path, name):
 def test_opcodes_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(safe_pickle, "MOST_OPCODES", 1000)
     (tmp_path / "batch").write_bytes(b"\x80\x02}" + b"q\x00" * 998 + b".")
-    assert formats.batch(tmp_path / "batch") == {}
+    assert readers.batch(tmp_path / "batch") == {}
     (tmp_path / "batch").write_bytes(b"\x80\x02}" + b"q\x00" * 999 + b".")
     with pytest.raises(ValueError, match=r"batch: refused, .* more than 1000 opcodes"):
-        formats.batch(tmp_path / "batch")
+        readers.batch(tmp_path / "batch")
 
 
 @pytest.mark.parametrize("labels", [TUPLES, LISTS, b"](K\x01Ne", b"](X\x01\x00\x00\x00ae"])
@@ -126,7 +126,7 @@ def test_nothing_real_is_called_or_changed(tmp_path, name):
     defaults = [getattr(value, "__defaults__", None) for value in vars(safe_pickle).values()]
     (tmp_path / "batch").write_bytes(b"\x80\x02" + GADGETS[name] + b".")
     with pytest.raises(ValueError, match="batch: refused"):
-        formats.batch(tmp_path / "batch")
+        readers.batch(tmp_path / "batch")
     assert {key: dict(vars(value)) for key, value in vars(safe_pickle).items() if callable(value)} == before
     assert [getattr(value, "__defaults__", None) for value in vars(safe_pickle).values()] == defaults
 
@@ -233,7 +233,7 @@ def test_packing_that_python_unpacks_without_a_limit_is_refused(tmp_path, kind):
 
 def test_big_endian_labels_are_numbers_too(tmp_path):
     write(tmp_path, {"fashion_mnist.npz": replaced(y_train=npy(claimed("(2,)", ">i4"), struct.pack(">ii", 3, 9)))})
-    assert data.load("fashion-mnist", tmp_path).train_y.tolist() == [3, 9]
+    assert datasets.load("fashion-mnist", tmp_path).train_y.tolist() == [3, 9]
 
 
 # Pictures
@@ -275,7 +275,7 @@ def test_a_hostile_picture_is_refused(tmp_path, name):
 def test_a_hostile_log_is_refused(tmp_path, log, expected, monkeypatch):
     driving(tmp_path, picture(160, 320, 3), log)
     with pytest.raises(ValueError) as error:  # a row of a long log needs more memory than the other tests allow
-        data.load("udacity", tmp_path)
+        datasets.load("udacity", tmp_path)
     assert expected in str(error.value)
 
 
@@ -319,7 +319,7 @@ def test_names_of_annotated_images_lead_nowhere_else(tmp_path):
         write(tmp_path / "tiny-imagenet-200", {"val/val_annotations.txt": b"b.png\tn1\n" + line})
         assert "val_annotations.txt, line 2: expected" in refused(tmp_path, "tiny-imagenet")
     tiny(tmp_path)
-    assert len(data.load("tiny-imagenet", tmp_path).test_y) == 1
+    assert len(datasets.load("tiny-imagenet", tmp_path).test_y) == 1
 
 
 def test_names_of_frames_lead_nowhere_else(tmp_path):
@@ -329,4 +329,4 @@ def test_names_of_frames_lead_nowhere_else(tmp_path):
         assert "expected a file, got a folder" in refused(tmp_path / "log", "udacity")
     driving(tmp_path / "log", picture(160, 320, 3), b"../../secret/private.png,l,r,0\n" * 5)
     with pytest.raises(FileNotFoundError, match=r"IMG/private\.png"):
-        data.load("udacity", tmp_path / "log")
+        datasets.load("udacity", tmp_path / "log")

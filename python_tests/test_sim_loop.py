@@ -8,9 +8,10 @@ import pytest
 import scenes
 import torch
 
-from secureafl_ext import SecureAFL
-from secureafl_ext.sim import arrivals, attacks, defenses, federation, loop, metrics, models
+from secureafl_ext import SecureAFL, attacks, defenses
+from secureafl_ext.sim import arrivals, federation, loop, metrics
 from secureafl_ext.sim.settings import Settings, UndefinedError
+from secureafl_ext.tasks import models
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 DATASETS = {"fashion-mnist": "grey", "udacity": "regression"} | dict.fromkeys(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from secureafl_ext.sim.models import MODELS, Net, build, cnn, resnet20
+from secureafl_ext.tasks.models import MODELS, Net, build, cnn, resnet20
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from secureafl_ext.sim import cli, page, results
+from secureafl_ext.cli import main
+from secureafl_ext.report import page
+from secureafl_ext.sim import results
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.results import Record
 from secureafl_ext.sim.settings import Settings
@@ -93,7 +95,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def tree(folder) -> Tree:
-    assert cli.main(["report", str(folder)]) == 0
+    assert main.main(["report", str(folder)]) == 0
     return Tree((folder / "report.html").read_text(encoding="utf-8"))
 
 
@@ -194,7 +196,7 @@ def test_a_folder_without_runs_still_shows_its_tables(tmp_path):
 
 def test_the_page_goes_where_it_is_told(folder, tmp_path, capsys):
     target = tmp_path / "deep" / "page.html"
-    assert cli.main(["report", str(folder), "--html", str(target)]) == 0
+    assert main.main(["report", str(folder), "--html", str(target)]) == 0
     assert capsys.readouterr().out == f"Report: {target}\n"
     assert target.read_text(encoding="utf-8") == page.render(folder)
     assert not (folder / "report.html").exists()
@@ -211,7 +213,7 @@ def test_the_page_goes_where_it_is_told(folder, tmp_path, capsys):
 )
 def test_mistakes_are_named(argv, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["report", *argv.split()]) == 2
+    assert main.main(["report", *argv.split()]) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -258,22 +260,22 @@ def test_nothing_outside_the_folder_gets_into_the_page(folder, tmp_path, capsys,
     link.unlink(missing_ok=True)
     if to == "file":
         link.symlink_to(secret / link.name)
-        assert cli.main(["report", str(folder)]) == 2
+        assert main.main(["report", str(folder)]) == 2
         said = capsys.readouterr().err
         assert str(link) in said and "got a link to" in said and said.count("\n") == 1
         assert not (folder / "report.html").exists()
     else:
         (folder / "linked").symlink_to(secret)
-        assert cli.main(["report", str(folder)]) == 0
+        assert main.main(["report", str(folder)]) == 0
         assert "private" not in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_links_within_the_folder_are_shown(folder):
     (folder / "again.md").symlink_to(folder / "main.md")
-    assert cli.main(["report", str(folder)]) == 0
+    assert main.main(["report", str(folder)]) == 0
 
 
 def test_what_only_has_the_name_of_a_picture_is_refused(folder, capsys):
     (folder / "sweep.png").write_bytes(b"root:x:0:0")
-    assert cli.main(["report", str(folder)]) == 2
+    assert main.main(["report", str(folder)]) == 2
     assert "sweep.png must be a PNG picture" in capsys.readouterr().err

@@ -11,8 +11,10 @@ import torch
 from pretended import BACKDOORS, Pretended
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.sim import cli, grids, paper, results, servers, show
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.cli import main
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.report import console, grids, paper, server_tables
+from secureafl_ext.sim import results
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
@@ -28,7 +30,7 @@ def pretended(pretended) -> Pretended:
 
 
 def call(line: str) -> int:
-    return cli.main(["paper", *line.split()])
+    return main.main(["paper", *line.split()])
 
 
 def lines_of(path: str) -> list[list[str]]:
@@ -47,7 +49,7 @@ def row(path: str, name: str) -> dict[str, list[str]]:
 
 
 def test_every_table_and_figure_of_the_paper_is_listed(capsys):
-    assert cli.main(["paper", "--list"]) == 0
+    assert main.main(["paper", "--list"]) == 0
     printed = capsys.readouterr().out
     names = [line.split()[0] for line in printed.splitlines()[1:]]
     tables = "main asyncdefender alpha variants estimation-error max-norm memory runtime-clients runtime-parameters"
@@ -97,14 +99,14 @@ def test_one_seed_has_no_deviation(pretended):
 
 
 def test_the_head_says_how_it_came_about(pretended):
-    assert cli.main(["paper", "--table", "alpha", "--out", "a b", "--rounds", "9", "--seeds", "2"]) == 0
+    assert main.main(["paper", "--table", "alpha", "--out", "a b", "--rounds", "9", "--seeds", "2"]) == 0
     head = Path("a b/alpha-fashion-mnist.md").read_text(encoding="utf-8").splitlines()[2]
     assert head.startswith("`secureafl paper --table alpha --out 'a b' --rounds 9 --seeds 2`; ")
     device = results.device_name(Settings().resolve().device)  # a CPU's has its threads, a GPU's is its name
     for part in (device, f"torch {torch.__version__}", "commit ", "seeds 0, 1", "rounds 9"):
         assert part in head
     assert "with" not in head, "SecureAFL alone, as it is"
-    assert cli.main(["paper", "--table", "main", "--only", "attack=none", "--out", "c"]) == 0
+    assert main.main(["paper", "--table", "main", "--only", "attack=none", "--out", "c"]) == 0
     head = Path("c/main-fashion-mnist.md").read_text(encoding="utf-8").splitlines()[2]
     here = {name: paper.CHOSEN[name] for name in paper.CHOSEN if name in paper.METHODS}
     spelled = ", ".join(f"{name} {key}={value}" for name, values in here.items() for key, value in values.items())
@@ -245,7 +247,7 @@ def bench_calls(monkeypatch) -> list[list[str]]:
 
 
 def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, bench_calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "PACKAGES", tmp_path / "nowhere")  # as where the package is installed
+    monkeypatch.setattr(server_tables, "PACKAGES", tmp_path / "nowhere")  # as where the package is installed
     source = Path("bench/scaling.py")  # in the folder that the command is called in
     source.parent.mkdir()
     source.touch()
@@ -253,7 +255,7 @@ def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, bench_calls, 
         assert call(f"--table {table} --out x --device cpu") == 0
     assert len(bench_calls) == 1, "one benchmark serves both tables"
     assert bench_calls[0][:4] == [sys.executable, str(source.absolute()), "--device", "cpu"]
-    assert (Path(__file__).parents[1] / servers.BENCH).is_file()
+    assert (Path(__file__).parents[1] / server_tables.BENCH).is_file()
     clients = row("x/runtime-clients-fashion-mnist.md", "SecureAFL")
     assert clients["50"] == ["0.050000", "0.03", "+0.020000"]
     assert clients["300"] == ["0.300000", "0.06", "+0.240000"]
@@ -269,7 +271,7 @@ def test_runtimes_are_those_of_the_benchmark_in_seconds(pretended, bench_calls, 
 
 
 def test_without_the_source_tree_the_runtimes_say_so(pretended, monkeypatch, tmp_path):
-    monkeypatch.setattr(servers, "PACKAGES", tmp_path / "nowhere")
+    monkeypatch.setattr(server_tables, "PACKAGES", tmp_path / "nowhere")
     assert call("--table runtime-clients --out x") == 0
     assert row("x/runtime-clients-fashion-mnist.md", "Zeno++")["50"] == ["-", "0.02", "-"]
     text = Path("x/runtime-clients-fashion-mnist.md").read_text(encoding="utf-8")
@@ -324,14 +326,14 @@ def test_a_small_table_from_real_runs(tmp_path):
 def test_the_time_left_is_told_from_the_rounds_of_all_runs(monkeypatch):
     shown = []
 
-    class Kept(show.Progress):
+    class Kept(console.Progress):
         def __init__(self, *columns, **settings):
             super().__init__(*columns, **settings)
-            assert show.TimeRemainingColumn in map(type, columns)
+            assert console.TimeRemainingColumn in map(type, columns)
             shown.append(self)
 
-    monkeypatch.setattr(show, "Progress", Kept)
-    with show.live(["short", "long"], [10, 30]) as (watch, done):
+    monkeypatch.setattr(console, "Progress", Kept)
+    with console.live(["short", "long"], [10, 30]) as (watch, done):
         watch(1, Point(15, 0.5, None))
         watch(0, Point(10, 0.5, None))
         done(0, Outcome(Settings(), [Point(10, 0.5, None)], {}))

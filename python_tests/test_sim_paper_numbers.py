@@ -5,9 +5,10 @@ import math
 import pytest
 from pretended import BACKDOORS
 
-from secureafl_ext.sim import calibrate, grids, paper
-from secureafl_ext.sim.attacks import ATTACKS
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.attacks import ATTACKS
+from secureafl_ext.cli import calibrate
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.report import grids, paper
 from secureafl_ext.sim.settings import Settings
 
 

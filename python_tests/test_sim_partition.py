@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secureafl_ext.sim.partition import dirichlet, skewed, stretches
+from secureafl_ext.tasks.partition import dirichlet, skewed, stretches
 
 CLASSES, PER_CLASS = 10, 3000
 LABELS = torch.arange(CLASSES).repeat(PER_CLASS)

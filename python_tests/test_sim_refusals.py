@@ -9,9 +9,10 @@ import torch
 from hostile import idx_files, npz, pixels, write
 from pretended import failure
 
-from secureafl_ext.sim import cli, federation, mistakes, results, settings, words
-from secureafl_ext.sim.attacks import ATTACKS
-from secureafl_ext.sim.defenses import DEFENSES
+from secureafl_ext.attacks import ATTACKS
+from secureafl_ext.cli import errors, main
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.sim import federation, options, results, settings
 from secureafl_ext.sim.settings import Settings
 
 
@@ -87,8 +88,8 @@ def test_every_option_without_a_default_has_a_kind():
     for table in (ATTACKS, DEFENSES):
         for name, entry in table.items():
             unset = {key for key, value in entry.settings.items() if value is None}
-            assert unset - set(words.OPTIONAL) <= {"process_group"}, name
-    assert set(words.OPTIONAL.values()) <= {int, float}
+            assert unset - set(options.OPTIONAL) <= {"process_group"}, name
+    assert set(options.OPTIONAL.values()) <= {int, float}
 
 
 # Where results go
@@ -97,7 +98,7 @@ def test_every_option_without_a_default_has_a_kind():
 @pytest.mark.parametrize("kind", ["file", "below a file", "results are a folder", "results are a pipe"])
 @pytest.mark.parametrize("command", ["run", "compare", "sweep seed=0,1", "paper --table alpha", "paper --table memory"])
 def test_a_bad_place_for_results_is_found_before_anything_runs(kind, command, tmp_path, capsys, pretended, monkeypatch):
-    monkeypatch.setattr("secureafl_ext.sim.servers.MEASURED", {"memory": lambda *_: pytest.fail("it ran")})
+    monkeypatch.setattr("secureafl_ext.report.server_tables.MEASURED", {"memory": lambda *_: pytest.fail("it ran")})
     if kind in ("file", "below a file"):
         (tmp_path / "taken").touch()
         out = "taken" if kind == "file" else "taken/below"
@@ -208,6 +209,6 @@ def test_an_error_of_the_machine_is_one_line(error, expected, capsys, pretended)
 
 def test_an_error_of_our_own_keeps_its_traceback(pretended):
     pretended.stop_after, pretended.stop = 0, RuntimeError("a defect")
-    assert mistakes.words(pretended.stop) is None
+    assert errors.words(pretended.stop) is None
     with pytest.raises(RuntimeError, match="a defect"):
-        cli.main(["run"])
+        main.main(["run"])

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import secureafl_ext
-from secureafl_ext.sim import results, show
+from secureafl_ext.report import console
+from secureafl_ext.sim import results
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
@@ -302,15 +303,17 @@ def rows(table) -> list[list[str]]:
 
 def test_the_table_has_a_row_per_run_and_no_empty_column():
     clean, backdoor = outcome(errors=(0.1234,)), outcome(errors=(math.inf,), asr=0.5, attack="scaling", memory=2)
-    made = show.table([clean, backdoor], ["attack", "memory"])
+    made = console.table([clean, backdoor], ["attack", "memory"])
     assert [column.header for column in made.columns] == ["attack", "memory", "error", "attack\nsuccess", "rounds/s"]
     assert rows(made) == [["none", "3", "0.123", "-", "10"], ["scaling", "2", "inf", "0.500", "10"]]
-    assert "attack\nsuccess" not in [column.header for column in show.table([clean], ["attack"]).columns]
+    assert "attack\nsuccess" not in [column.header for column in console.table([clean], ["attack"]).columns]
 
 
 def test_a_table_in_a_file_is_cut_nowhere(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    show.tell(show.table([outcome(attack="gaussian", defense="async-defender")], ["dataset", "attack", "defense"]))
+    console.tell(
+        console.table([outcome(attack="gaussian", defense="async-defender")], ["dataset", "attack", "defense"])
+    )
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("fashion-mnist-small", "gaussian", "async-defender", "0.400"))
 
@@ -325,19 +328,19 @@ drawn = {}
 
 @pytest.fixture(autouse=True)
 def keep_figures(monkeypatch):
-    save = show.Figure.savefig
+    save = console.Figure.savefig
 
     def keep(figure, path, **options):
         drawn[path] = figure
         save(figure, path, **options)
 
-    monkeypatch.setattr(show.Figure, "savefig", keep)
+    monkeypatch.setattr(console.Figure, "savefig", keep)
 
 
 def test_curves_draw_every_run_with_what_the_loop_measured(tmp_path):
     path = tmp_path / "new" / "curves.png"
     lost = outcome(errors=(0.9, math.inf), attack="gaussian", defense="kardam")
-    show.curves(path, [outcome(asr=0.5, attack="scaling"), lost], ["attack", "defense"])
+    console.curves(path, [outcome(asr=0.5, attack="scaling"), lost], ["attack", "defense"])
     assert lines(path) == 2
     above, below = drawn[path].axes
     assert [list(values) for values in above.lines[0].get_data()] == [[10, 20], [0.9, 0.4]]
@@ -349,7 +352,7 @@ def test_curves_draw_every_run_with_what_the_loop_measured(tmp_path):
 
 def test_a_run_without_attack_is_dashed(tmp_path):
     path = tmp_path / "curves.png"
-    show.curves(path, [outcome(attack="gaussian"), outcome()], ["attack"])
+    console.curves(path, [outcome(attack="gaussian"), outcome()], ["attack"])
     assert [line.get_linestyle() for line in drawn[path].axes[0].lines] == ["-", "--"]
 
 
@@ -361,7 +364,7 @@ def test_a_sweep_is_drawn_over_its_first_number_with_a_line_per_rest(tmp_path):
         for clients in (10, 20, 30)
         for lr in (0.1, 0.2)
     ]
-    show.against(path, many, ["defense", "clients", "lr"])
+    console.against(path, many, ["defense", "clients", "lr"])
     assert lines(path) == 4
     (panel,) = drawn[path].axes
     assert panel.get_xlabel() == "clients"
@@ -372,7 +375,7 @@ def test_a_sweep_is_drawn_over_its_first_number_with_a_line_per_rest(tmp_path):
 
 def test_a_sweep_of_names_is_drawn_without_lines_between_them(tmp_path):
     path = tmp_path / "sweep.png"
-    show.against(path, [outcome(defense=name) for name in ("kardam", "secureafl")], ["defense"])
+    console.against(path, [outcome(defense=name) for name in ("kardam", "secureafl")], ["defense"])
     assert lines(path) == 1
     assert drawn[path].axes[0].lines[0].get_linestyle() == "None"
 
@@ -380,7 +383,7 @@ def test_a_sweep_of_names_is_drawn_without_lines_between_them(tmp_path):
 def test_runs_that_an_option_does_not_concern_are_no_points(tmp_path):
     path = tmp_path / "sweep.png"
     strong = outcome(attack="gaussian", attack_options={"std": 5.0})
-    show.against(path, [outcome(), strong], ["attack", "attack_options.std"])
+    console.against(path, [outcome(), strong], ["attack", "attack_options.std"])
     assert [list(line.get_xdata()) for line in drawn[path].axes[0].lines] == [[5.0]]
 
 
@@ -391,7 +394,7 @@ def numbers(text: str) -> list[float]:
 def test_the_sentence_is_made_of_the_numbers_best_first():
     def told(ours: float, theirs: float, clean: float) -> str:
         under = {"attack": "gaussian", "clients": 40, "malicious": 0.1}
-        return show.sentence(
+        return console.sentence(
             [
                 outcome(errors=(theirs,), defense="kardam", **under),
                 outcome(errors=(ours,), **under),
@@ -410,11 +413,11 @@ def test_the_sentence_is_made_of_the_numbers_best_first():
 
 def test_the_sentence_ranks_backdoors_by_both_harms():
     quiet = outcome(errors=(0.25,), asr=0.875, attack="scaling", defense="kardam")
-    text = show.sentence([quiet, outcome(errors=(0.375,), asr=0.125, attack="scaling")])
+    text = console.sentence([quiet, outcome(errors=(0.375,), asr=0.125, attack="scaling")])
     assert numbers(text) == [0.375, 0.125, 0.25, 0.875]
 
 
 def test_the_sentence_speaks_of_rmse_and_of_no_attack_where_it_is_so():
-    text = show.sentence([outcome(errors=(math.inf,), dataset="udacity")])
+    text = console.sentence([outcome(errors=(math.inf,), dataset="udacity")])
     assert text.startswith("Without attack the RMSE ends at inf with secureafl")
     assert text.count("attack") == 1

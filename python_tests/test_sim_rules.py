@@ -7,7 +7,7 @@ import pytest
 import torch
 from compared import pair, reference
 
-from secureafl_ext.sim.defenses import Trusted
+from secureafl_ext.defenses import Trusted
 
 
 def test_kardam_compares_with_what_was_applied_last():

@@ -11,7 +11,7 @@ from states import without_values
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.sim.defenses import DEFENSES, Trusted, make
+from secureafl_ext.defenses import DEFENSES, Trusted, make
 
 
 def everything(value):

@@ -10,7 +10,9 @@ from contextlib import suppress
 import pytest
 import torch
 
-from secureafl_ext.sim import cli, defenses, loop, several
+from secureafl_ext.cli import main
+from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.sim import loop, runner
 from secureafl_ext.sim.settings import Settings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -38,14 +40,14 @@ def told():
 @pytest.fixture
 def one_thread():
     """As the processes here have it: other sums for each would be other results."""
-    with several.cpu_threads(1):
+    with runner.cpu_threads(1):
         yield
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_every_run_tells_its_points_then_its_outcome(processes, told, one_thread):
     many = [settings(defense=name) for name in ("async-sgd", "secureafl")]
-    several.run_many(many, told.watch, told.done, processes)
+    runner.run_many(many, told.watch, told.done, processes)
     for i, chosen in enumerate(many):
         *points, outcome = [what for run, what in told if run == i]
         assert points == [6, 12]
@@ -57,8 +59,8 @@ def test_every_run_tells_its_points_then_its_outcome(processes, told, one_thread
 @needs_gpu
 @pytest.mark.parametrize("processes", [1, 2])
 def test_runs_side_by_side_are_those_alone(processes, told):
-    many = [settings("cuda", attack="gaussian", defense=name, rounds=60) for name in defenses.DEFENSES]
-    several.run_many(many, done=told.done, processes=processes)
+    many = [settings("cuda", attack="gaussian", defense=name, rounds=60) for name in DEFENSES]
+    runner.run_many(many, done=told.done, processes=processes)
     for i, outcome in told:
         assert outcome.curve == loop.run(many[i]).curve, many[i].defense
     assert len(told) == len(many)
@@ -69,7 +71,7 @@ def test_a_failing_run_is_an_error_of_all(processes, told):
     wrong, others = settings(attack="gaussian", attack_options={"sigma": 3}), set(multiprocessing.active_children())
     rest = [settings(rounds=9_000, evaluations=9_000)] * (processes - 1)
     with pytest.raises(ValueError, match="unknown option 'sigma' of gaussian; choose from std"):
-        several.run_many([wrong, *rest], told.watch, told.done, processes)
+        runner.run_many([wrong, *rest], told.watch, told.done, processes)
     assert not any(isinstance(what, loop.Outcome) for _, what in told)
     assert set(multiprocessing.active_children()) <= others, "other tests have some too"
 
@@ -81,7 +83,7 @@ def test_an_interrupt_ends_the_processes():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        several.run_many([settings(rounds=9_000, evaluations=9_000)] * 3, interrupt, processes=2)
+        runner.run_many([settings(rounds=9_000, evaluations=9_000)] * 3, interrupt, processes=2)
     assert set(multiprocessing.active_children()) <= others and torch.get_num_threads() == before
 
 
@@ -110,5 +112,5 @@ def test_no_process_outlives_the_one_that_began_it(tmp_path):
 
 
 def test_no_process_is_no_number_of_them(tmp_path, capsys):
-    assert cli.main(["run", "--processes", "0", "--out", str(tmp_path)]) == 2
+    assert main.main(["run", "--processes", "0", "--out", str(tmp_path)]) == 2
     assert "processes must be 1 or more, got 0" in capsys.readouterr().err

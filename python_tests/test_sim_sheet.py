@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from secureafl_ext.sim import grids, pictures, sheet
-from secureafl_ext.sim.grids import Cell
+from secureafl_ext.report import grids, markdown, plots
+from secureafl_ext.report.grids import Cell
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from secureafl_ext.sim.grids import Cell
     ],
 )
 def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_reached):
-    assert sheet.reached(Cell(values), theirs, sheet.NEAR) == is_reached
+    assert markdown.reached(Cell(values), theirs, markdown.NEAR) == is_reached
 
 
 @pytest.mark.parametrize(
@@ -45,20 +45,20 @@ def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_
 )
 def test_what_diverged_or_is_missing_is_said(values, text, apart):
     seeds = 1 if values == [(math.inf,)] else 2
-    assert sheet.spelled(Cell(values), 3, seeds) == text
-    assert sheet.difference(Cell(values), (0.17,), 3) == apart
-    assert sheet.difference(Cell(values), None, 3) == "-"
+    assert markdown.spelled(Cell(values), 3, seeds) == text
+    assert markdown.difference(Cell(values), (0.17,), 3) == apart
+    assert markdown.difference(Cell(values), None, 3) == "-"
 
 
 def test_equal_infinities_do_not_differ():
-    assert sheet.difference(Cell([(math.inf,)]), (math.inf,), 2) == "+0.00"
+    assert markdown.difference(Cell([(math.inf,)]), (math.inf,), 2) == "+0.00"
 
 
 @pytest.fixture
 def drawn(monkeypatch) -> list:
     """The figures that would be saved."""
     figures = []
-    monkeypatch.setattr(pictures, "_save", lambda path, figure: figures.append(figure))
+    monkeypatch.setattr(plots, "_save", lambda path, figure: figures.append(figure))
     return figures
 
 
@@ -66,20 +66,20 @@ def test_a_heat_map_is_coloured_by_the_worst_number_and_has_no_colour_for_a_gap(
     cells = {("a", "x"): Cell([(0.2, 0.75)]), ("a", "y"): Cell([]), ("b", "x"): Cell([(math.inf,)])}
     cells["b", "y"] = Cell([(0.25,), (0.75,)])
     part = grids.Part("", ["a", "b"], ["x", "y"], cells, {("a", "y"): (0.125,)})
-    pictures.heat(Path("unused.png"), "a heading", [part])
+    plots.heat(Path("unused.png"), "a heading", [part])
     ours, theirs = drawn[0].axes
     assert (ours.get_title(), theirs.get_title()) == ("ours", "paper")
     assert ours.images[0].get_array().filled(-1).tolist() == [[0.75, -1], [1.0, 0.5]]
     assert theirs.images[0].get_array().filled(-1).tolist() == [[-1, 0.125], [-1, -1]]
     assert [text.get_text() for text in ours.texts] == ["0.20\n0.75", "-", "inf", "0.50"]
-    pictures.heat(Path("unused.png"), "a heading", [dataclasses.replace(part, paper={})])
+    plots.heat(Path("unused.png"), "a heading", [dataclasses.replace(part, paper={})])
     assert len(drawn[1].axes) == 1
 
 
 def test_curves_have_their_deviations_and_leave_out_what_is_not_there(drawn):
     cells = {("a", "5"): Cell([(0.25, 0.5), (0.75, 0.5)]), ("a", "7"): Cell([]), ("a", "9"): Cell([(math.inf, 1.0)])}
     part = grids.Part("pgd", ["a"], ["5", "7", "9"], cells, {("a", "9"): (0.125,)})
-    pictures.curves(Path("unused.png"), "a heading", [part])
+    plots.curves(Path("unused.png"), "a heading", [part])
     [panel] = drawn[0].axes
     error, success = panel.containers
     assert error.lines[0].get_xydata().tolist() == [[0, 0.5]]

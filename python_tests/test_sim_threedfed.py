@@ -8,10 +8,10 @@ import scenes
 import torch
 from torch import nn
 
-from secureafl_ext.sim.attacks import make
-from secureafl_ext.sim.backdoors import poison
-from secureafl_ext.sim.models import Net, cnn, resnet20
-from secureafl_ext.sim.threedfed import COLOUR, GREY, MANY, adapt, centred, layers, lifted, search
+from secureafl_ext.attacks import make
+from secureafl_ext.attacks.backdoors import poison
+from secureafl_ext.attacks.threedfed import COLOUR, GREY, MANY, adapt, centred, layers, lifted, search
+from secureafl_ext.tasks.models import Net, cnn, resnet20
 
 FIVE = (0, 1, 2, 4, 6)
 
@@ -139,7 +139,7 @@ def loss_of(masks, update, bias, alpha, groups, recipe, mu):
 
 
 def test_the_search_goes_down_the_loss_and_minds_the_sum_ever_more(monkeypatch, random):
-    monkeypatch.setattr("secureafl_ext.sim.threedfed.TRIALS", 3)
+    monkeypatch.setattr("secureafl_ext.attacks.threedfed.TRIALS", 3)
     groups = [(0, 1), (2, 3, 4, 5)]
     members = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]], dtype=torch.float64)
     x, y, z = torch.randn(3, 2, 3, generator=random, dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_masks_are_fitted_to_what_was_sent_last(monkeypatch):
     attack.before()
     attack.update(scenes.view(run, attack))
     given = []
-    monkeypatch.setattr("secureafl_ext.sim.threedfed.search", lambda *all: (given.extend(all), all[0])[1])
+    monkeypatch.setattr("secureafl_ext.attacks.threedfed.search", lambda *all: (given.extend(all), all[0])[1])
     attack._renew()
     layers = run.net.views(attack.sent)
     assert torch.equal(given[1], layers["5.weight"][attack.rows])

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from secureafl_ext import SecureAFL, fused
-from secureafl_ext.composed import Composed
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import fused
+from secureafl_ext.engines.composed import Composed
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 SIZE, CLIENTS = 300, 6

@@ -8,9 +8,9 @@ import torch as _torch  # noqa: F401 - loads the libraries that _C links to
 __path__ = extend_path(__path__, __name__)
 
 from . import _C  # importing it registers the ops
+from .engines.sharded import gather, shard
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
-from .server import Receipt, SecureAFL
-from .sharded import gather, shard
+from .server.server import Receipt, SecureAFL
 
 __all__ = [
     "Receipt",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .plain import converted, flag, number, or_none, text, whole
+from .validation import converted, flag, number, or_none, text, whole
 
 # A rule is a name in this table. Coordinate-wise ones are fused with the estimates; row-wise ones weigh whole updates.
 RULES = {

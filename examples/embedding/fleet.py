@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from secureafl_ext.sim import data
+from secureafl_ext.tasks import datasets
 
 CLIENTS = 5
 MALICIOUS = 4
@@ -30,7 +30,7 @@ class Net(nn.Module):
         return self.linear(x.flatten(1))
 
 
-images = cache(data.load)
+images = cache(datasets.load)
 
 
 def samples(client: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..protocol import Server
+from ..server.protocol import Server
 from . import replies, saved
 from .events import Event
 from .layout import GarbageError, Layout

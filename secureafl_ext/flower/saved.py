@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .. import checkpoint as files
-from ..refusals import describe
+from ..checkpoint import files
+from ..validation import describe
 from .events import KINDS
 from .layout import Layout
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from . import arrivals, data, models, partition
-from .attacks import Scene
-from .data import Dataset
-from .defenses import Trusted
+from ..attacks import Scene
+from ..defenses import Trusted
+from ..tasks import datasets, models, partition
+from ..tasks.datasets import Dataset
+from . import arrivals
 from .settings import Settings
 
 
@@ -82,7 +83,7 @@ class Federation:
 @lru_cache(maxsize=4)
 def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Dataset:
     """Once in a device's memory, whatever number of runs there is."""
-    whole = data.load(name, data_dir)
+    whole = datasets.load(name, data_dir)
     return (whole.held_out(holdout) if holdout else whole).to(device)
 
 
@@ -92,12 +93,12 @@ def stream(settings: Settings, purpose: str) -> int:
 
 
 def shared_out(settings: Settings, data: Dataset) -> list[Tensor]:
-    labels, seed = data.train_y, stream(settings, "partition")
-    if not data.classes:
+    labels, seed = datasets.train_y, stream(settings, "partition")
+    if not datasets.classes:
         return partition.stretches(len(labels), settings.clients)
     if settings.partition == "dirichlet":
         return partition.dirichlet(labels, settings.clients, settings.concentration, seed)
-    return partition.skewed(labels, data.classes, settings.clients, settings.degree, seed)
+    return partition.skewed(labels, datasets.classes, settings.clients, settings.degree, seed)
 
 
 def arriving(settings: Settings) -> arrivals.Arrivals:

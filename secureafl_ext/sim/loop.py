@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import attacks, defenses, metrics
-from .attacks import View
+from .. import attacks, defenses
+from ..attacks import View
+from . import metrics
 from .federation import Federation
 from .settings import Settings
 

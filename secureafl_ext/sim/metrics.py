@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from .backdoors import Trigger
-from .data import Dataset
-from .models import Net
+from ..attacks.backdoors import Trigger
+from ..tasks.datasets import Dataset
+from ..tasks.models import Net
 
 CHUNK = 2_000  # test images at a time
 

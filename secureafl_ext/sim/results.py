@@ -21,10 +21,10 @@ import torch
 
 import secureafl_ext
 
-from . import bounded
+from .. import bounded_files
 from .loop import Outcome, Point
+from .options import CALLED, KINDS, fits
 from .settings import Settings
-from .words import CALLED, KINDS, fits
 
 NAME = "results.jsonl"
 MOST = 2**30  # bytes of such a file; a run takes a few thousand
@@ -101,7 +101,7 @@ def ready(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as file, locked(file, fcntl.LOCK_EX):
             pass
         if path.exists():
-            bounded.need_file(path, MOST)
+            bounded_files.need_file(path, MOST)
             with open(path, "ab+"):
                 pass
     except OSError as error:
@@ -118,7 +118,7 @@ def read(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[Record
     """Every record, oldest first; none where there is no file. A damaged line is left out, with a warning."""
     if not path.exists():
         return []
-    bounded.need_file(path, MOST)
+    bounded_files.need_file(path, MOST)
     records = []
     with open(path, "rb") as file, locked(file, fcntl.LOCK_SH):  # no line is half written meanwhile
         for number, line in enumerate(file, 1):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .. import build_info
-from . import data
-from .attacks import ATTACKS
-from .defenses import DEFENSES
-from .models import MODELS
+from ..attacks import ATTACKS
+from ..defenses import DEFENSES
+from ..tasks import datasets
+from ..tasks.models import MODELS
 
 ARRIVALS = {
     "uniform": "the paper's: any client, any of the kept versions, all alike",
@@ -31,7 +31,7 @@ class UndefinedError(ValueError):
 class Settings:
     """None stands for a default that depends on other fields; `resolve` fills it in."""
 
-    dataset: str = data.DEFAULT
+    dataset: str = datasets.DEFAULT
     data_dir: str | None = None  # where to look first
     model: str | None = None  # cnn; resnet20 for colour images
     clients: int | None = None  # n: 50; 10 for tiny-imagenet and udacity, 20 on the embedded data
@@ -68,7 +68,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
-        embedded = self.dataset == data.DEFAULT
+        embedded = self.dataset == datasets.DEFAULT
         grey = embedded or self.dataset == "fashion-mnist"
         filled = {
             "model": "cnn" if grey else "resnet20",
@@ -103,7 +103,7 @@ class Settings:
 
 
 CHOICES = {
-    "dataset": data.SOURCES,
+    "dataset": datasets.SOURCES,
     "model": MODELS,
     "attack": ATTACKS,
     "defense": DEFENSES,

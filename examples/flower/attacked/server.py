@@ -11,8 +11,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from secureafl_ext.defenses import DEFENSES, make
 from secureafl_ext.flower import Event, Layout, Loop
-from secureafl_ext.sim.defenses import DEFENSES, make
 
 from . import task
 

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from secureafl_ext.sim import data, metrics, models, partition
-from secureafl_ext.sim.defenses import Trusted
+from secureafl_ext.defenses import Trusted
+from secureafl_ext.sim import metrics
+from secureafl_ext.tasks import datasets, models, partition
 
 SEED = 0
 
 
 @lru_cache
-def images() -> data.Dataset:
-    return data.load(data.DEFAULT)
+def images() -> datasets.Dataset:
+    return datasets.load(datasets.DEFAULT)
 
 
 @lru_cache

@@ -1,0 +1,123 @@
+"""Strengths that the paper leaves open, chosen so that undefended training suffers as in the paper.
+
+On AsyncSGD alone: a strength tuned on a defense would say nothing about it.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..attacks import ATTACKS
+from ..sim.loop import Outcome
+from ..sim.results import Record, flat
+from ..sim.settings import Settings
+
+UNDEFENDED = "async-sgd"
+
+
+class Target(NamedTuple):
+    """Where the paper's AsyncSGD ends."""
+
+    error: float
+    asr: float | None = None
+
+
+TARGETS = {
+    "fashion-mnist": {
+        "none": Target(0.12),
+        "label-flip": Target(0.12),
+        "sign-flip": Target(0.41),
+        "gaussian": Target(0.52),
+        "scaling": Target(0.41, 0.69),
+        "dba": Target(0.53, 0.60),
+        "pgd": Target(0.28, 0.36),
+        "neurotoxin": Target(0.25, 0.25),
+        "3dfed": Target(0.90, 1.0),
+        "min-max": Target(0.90),
+        "adaptive": Target(0.90),
+    },
+    "cifar10": {
+        "none": Target(0.22),
+        "label-flip": Target(0.37),
+        "sign-flip": Target(0.48),
+        "gaussian": Target(0.80),
+        "scaling": Target(0.85, 1.0),
+        "dba": Target(0.86, 1.0),
+        "pgd": Target(0.70, 0.97),
+        "neurotoxin": Target(0.56, 0.88),
+        "3dfed": Target(0.90, 1.0),
+        "min-max": Target(0.84),
+        "adaptive": Target(0.86),
+    },
+}
+# Of the option that is free (`Kind.free`).
+STRENGTHS = {
+    "scaling": (1.0, 10.0, 20.0, 30.0, 40.0, 50.0),
+    "dba": (1.0, 5.0, 50.0, 70.0, 100.0, 150.0),
+    "pgd": (0.1, 0.2, 0.3, 0.5, 1.0, 3.0),
+    "neurotoxin": (0.3, 1.0, 3.0, 5.0, 10.0, 20.0),
+    "3dfed": (1.0, 5.0, 50.0),
+    "min-max": (1.0, 10.0),
+}
+
+
+def free() -> list[str]:
+    """The attacks of which the paper does not say how strong they were."""
+    return [name for name, kind in ATTACKS.items() if kind.free is not None]
+
+
+def trials(base: Settings, attacks: list[str]) -> list[Settings]:
+    """Every strength of every attack, on undefended training; an attack without a free strength once, as it is."""
+    if base.defense != UNDEFENDED:
+        raise ValueError(f"calibrate: defense must be {UNDEFENDED}, got {base.defense!r}")
+    targets(base.dataset)
+    many = []
+    for name in attacks:
+        if name not in ATTACKS:
+            raise ValueError(f"unknown attack {name!r}; choose from {', '.join(ATTACKS)}")
+        option = ATTACKS[name].free
+        strengths = [{option: strength} for strength in STRENGTHS[name]] if option else [{}]
+        many += [
+            replace(base, attack=name, attack_options=base.attack_options | strength, defense=UNDEFENDED)
+            for strength in strengths
+        ]
+    return many
+
+
+def targets(dataset: str) -> dict[str, Target]:
+    if dataset not in TARGETS:
+        raise ValueError(f"calibrate: dataset must be one of {', '.join(TARGETS)}, got {dataset!r}")
+    return TARGETS[dataset]
+
+
+def distance(outcome: Outcome) -> float:
+    """|TER - target| + |ASR - target|, the second where the paper has one."""
+    target = targets(outcome.settings.dataset)[outcome.settings.attack]
+    apart = abs(outcome.summary["error"] - target.error)
+    if target.asr is not None:
+        apart += abs(outcome.summary["asr"] - target.asr)
+    return math.inf if math.isnan(apart) else apart
+
+
+def choose(outcomes: list[Outcome]) -> dict[str, Outcome]:
+    """Per attack the trial nearest to its target; of equals the first."""
+    for outcome in outcomes:
+        if outcome.settings.defense != UNDEFENDED:
+            raise ValueError(f"calibrate: defense must be {UNDEFENDED}, got {outcome.settings.defense!r}")
+    names = dict.fromkeys(outcome.settings.attack for outcome in outcomes)
+    return {name: min((o for o in outcomes if o.settings.attack == name), key=distance) for name in names}
+
+
+def report(records: list[Record]) -> dict[str, object]:
+    """What is kept of a calibration: what was chosen and every trial, with all that it takes to repeat it."""
+    outcomes = [record.outcome for record in records]
+    dataset = outcomes[0].settings.dataset
+    return {
+        "dataset": dataset,
+        "targets": {name: target._asdict() for name, target in targets(dataset).items()},
+        "chosen": {
+            name: {"options": outcome.settings.attack_options, "distance": distance(outcome)}
+            for name, outcome in choose(outcomes).items()
+        },
+        "trials": [{"distance": distance(record.outcome)} | flat(record) for record in records],
+    }

@@ -1,0 +1,131 @@
+"""A round from the plain ops, one step after the other: any device, dtype and rule, both readings of the pairs."""
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
+from ..rules.row_wise import RowWise
+from .history import History
+from .quantile import empty_factors, factor_weights, forget_factors, most_below
+
+
+class Composed:
+    """What a server remembers, and how it turns one update into the next model."""
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        self.config, self.clients = config, clients
+        self.history = History(clients, config.memory, size, config.dtype, device)
+        self.factors, self.recorded = empty_factors(config, clients, device)
+        self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
+        self.rows = RowWise(config, clients, size, device) if config.row_wise else None
+        self._clients = torch.arange(clients, device=device).split(1)
+
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Copies, there."""
+        return {name: tensor.to(device, copy=True) for name, tensor in self._tensors().items()}
+
+    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
+        self.factors = torch.empty_like(state["factors"], device=self.factors.device)
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
+        return {**own, **self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
+
+    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
+        """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason.
+
+        client: a number, or (1) int64 where the rule is row-wise: the op of the others wants a number.
+        """
+        model = models[now]
+        who = client if isinstance(client, Tensor) else self._clients[client]
+        update, factor, reason = self._judge(who, update, trained_on)
+        accepted, finite = reason <= FIRST, reason != NOT_FINITE
+        stored = finite if self.config.store == "all" else accepted
+        steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
+        if self.rows and self.config.estimate:
+            taken = accepted & self.config.receive
+            direction, status = self.rows.aggregate(who, update, model, taken, stored, steps, self.history)
+        else:
+            direction, status = self._aggregate(client, update, model, accepted)
+        if self.config.pairs == "rounds":
+            self._push_estimates(who, model, steps)
+        self.history.remember(who, update, trained_on, stored)
+        stepped = model - self.config.lr * direction
+        models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
+        capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
+        self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
+        return accepted, factor, reason
+
+    def forget(self, client: int) -> None:
+        self.history.forget(client)
+        forget_factors(self.factors, self.recorded, client)
+        if self.rows:
+            self.rows.forget(client)
+
+    @property
+    def seen(self) -> Tensor:
+        return self.history.seen
+
+    def estimates(self, model: Tensor) -> Tensor:
+        *past, seen = self.history.tensors().values()
+        return ops.estimate(model, *past, self.config.trust) * seen[:, None]
+
+    def number_of(self, client: int) -> Tensor:
+        """(1) int64, on the device."""
+        return self._clients[client]
+
+    def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        return self.history.of(client)[:2]
+
+    def _judge(self, client: Tensor, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(update, clipped at first contact; its factor or NaN; the index of the reason)"""
+        last_update, last_model, known = self.history.of(client)
+        finite = update.isfinite().all()
+        length = torch.linalg.vector_norm(update, dtype=torch.float64)
+        clip = (self.config.max_norm / length).clamp(max=1).to(update.dtype)
+        update = torch.where(known, update, update * clip)
+
+        factor = ops.lipschitz(update, last_update, trained_on, last_model)
+        moved = (trained_on != last_model).any()
+        defined = known & finite & moved & factor.isfinite()
+        steep = self._record(client, factor, defined) | ~factor.isfinite()
+        reason = torch.where(moved, STEEP * steep, SAME_VERSION * (factor != 0))
+        reason = torch.where(known, reason if self.config.filter else torch.zeros_like(reason), FIRST)
+        reason = torch.where(finite, reason, NOT_FINITE)
+        return update, torch.where(defined, factor, torch.nan), reason
+
+    def _record(self, client: Tensor, factor: Tensor, when: Tensor) -> Tensor:
+        """Put the factor of client (1) into Q; true if more than the share `quantile` of the others lies below it.
+
+        With equal weights this is factor > quantile(Q) with linear interpolation. Counting needs no sort.
+        """
+        weights, place = factor_weights(self.factors, self.recorded, client)
+        below = torch.where(self.factors < factor, weights, 0).sum()
+        steep = below > most_below(weights, self.config.quantile)
+        before = self.factors.view(-1).index_select(0, place)
+        self.factors.view(-1).index_copy_(0, place, torch.where(when, factor, before))
+        rows = place // self.factors.shape[1]
+        self.recorded.index_add_(0, rows, when.long().reshape(1))
+        return steep
+
+    def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+        """(the direction to step along, the status of each client's correction)"""
+        c = self.config
+        if not c.estimate:
+            return torch.where(accepted, update, 0), torch.zeros_like(self.history.pairs)
+        taken = accepted if c.receive else torch.zeros_like(accepted)
+        past = self.history.tensors().values()
+        return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
+
+    def _push_estimates(self, client: Tensor, model: Tensor, steps: Tensor) -> None:
+        """The paper's pairs read literally: each estimated client also learns from its own estimate, if the model
+        steps."""
+        *past, seen = self.history.tensors().values()
+        for k, number in enumerate(self._clients):
+            estimate = ops.estimate(model, *(tensor[k : k + 1] for tensor in past), self.config.trust)[0]
+            when = steps & seen[k] & (number != client)[0]
+            dw, dg = model - self.history.last_models[k], estimate - self.history.last_updates[k]
+            self.history.push(number, dw, dg, when)

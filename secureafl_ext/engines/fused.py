@@ -1,0 +1,185 @@
+"""A round as one op: a single pass over the history, with all inner products carried along (csrc/math/round.h)."""
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..config import COUNTS, Config
+from .quantile import empty_factors, forget_factors
+
+step = torch.ops.secureafl.step_.default  # the op itself: finding its overload anew costs some 10 us a call
+round_fits = torch.ops.secureafl.round_fits.default
+
+LIMITS = f"at most {_C.MOST_CLIENTS} clients and a memory of 1 to 16 (on a GPU {_C.MOST_GPU_PAIRS})"
+
+
+def fits(config: Config, clients: int, device: torch.device) -> bool:
+    """Whether this round exists fused; the composed one takes what is left."""
+    most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
+    plain = config.pairs == "received" and config.history_dtype != "float64" and 1 <= config.memory <= most_pairs
+    if not plain or config.row_wise or clients > _C.MOST_CLIENTS or device.type not in ("cpu", "cuda"):
+        return False
+    half = config.history_dtype == "float16"
+    return round_fits(torch.empty(0, device=device), padded(clients, config, device), config.memory, half)
+
+
+def padded(clients: int, config: Config, device: torch.device) -> int:
+    """Clients that the layout has room for: a tile is a whole number of 16-byte pieces."""
+    columns = _C.tile_columns(device.type == "cuda", clients, config.memory)
+    return clients if columns >= 4 else -(-clients // 4) * 4
+
+
+class Fused:
+    """The same interface, results and state as Composed, in another layout.
+
+    slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
+    Here n may be a few clients more than asked for, so that a tile is a whole number of 16-byte pieces.
+    """
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.config, self.clients, self.size, m = config, clients, size, config.memory
+        columns = _C.tile_columns(device.type == "cuda", clients, m)
+        n = padded(clients, config, device)
+        tiles = -(-size // columns)
+        self.slots = zeros(tiles, 2 * m, n, columns, dtype=config.pair_dtype)  # y's, then s's
+        self.last = zeros(tiles, 2, n, columns)  # w, then g
+        self.scales = zeros(n, 2 * m) + 1  # a slot's values are to be multiplied by this
+        self.gram = zeros(n, m * (2 * m + 1), dtype=torch.float64)  # inner products of the slots
+        self.along = zeros(n, 2 * m + 2, dtype=torch.float64)  # slots . x, x . x, g . g, with x = model - w
+        self.weights = zeros(n, 2 * m + 2)  # of the slots and x in the next estimate; the last is not used
+        self.status = zeros(n, dtype=torch.int32)
+        self.pairs, self.oldest = zeros(n, dtype=torch.int64), zeros(n, dtype=torch.int64)
+        self.seen = zeros(n, dtype=torch.bool)
+        self.factors, self.recorded = empty_factors(config, n, device)
+        self.counts = zeros(len(COUNTS), dtype=torch.int64)
+        self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
+        self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
+        c = config
+        self._per_client = self.scales, self.gram, self.along, self.weights, self.status
+        self._per_client += self.pairs, self.oldest, self.seen
+        self._past = self.slots, self.last, *self._per_client
+        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
+        self._settings += c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
+
+    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
+        who = client if isinstance(client, Tensor) else self._clients[client]
+        judged = self.factors, self.recorded, self.counts, self._arrived
+        return step(update, who, trained_on, now, new, models, *self._past, *judged, *self._settings)
+
+    def estimates(self, model: Tensor) -> Tensor:
+        count, planes, _, columns = self.slots.shape
+        padded = torch.nn.functional.pad(model, (0, count * columns - self.size)).view(count, 1, columns)
+        w, g = self.last.unbind(1)  # (tiles, n, columns)
+        weights = self.weights[..., None]  # (n, 2m + 2, 1)
+        result = g + weights[:, planes] * (padded - w)
+        for j in range(planes):
+            result += weights[:, j] * self.slots[:, j]
+        return self._untiled(result * self.seen[:, None])
+
+    def forget(self, client: int) -> None:
+        """Nothing of the client is left."""
+        for tiles in (self.slots, self.last):
+            tiles[:, :, client] = 0
+        for rows in self._per_client:
+            rows[client] = 0
+        self.scales[client] = 1
+        forget_factors(self.factors, self.recorded, client)
+
+    def number_of(self, client: int) -> Tensor:
+        """(1) int64, on the device."""
+        return self._clients[client]
+
+    def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        model, update = self.last.index_select(2, client).movedim(1, 0).flatten(1)[:, : self.size]
+        return update, model
+
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Copies, as Composed has them, and what else a bit-identical continuation needs."""
+        n, m = self.clients, self.config.memory
+        ages = self._slots()  # (n, m)
+        return {
+            "factors": self.factors[:n].to(device, copy=True),
+            "recorded": self.recorded[:n].to(device, copy=True),
+            "counts": self.counts.to(device, copy=True),
+            "last_updates": self._rows(self.last, 1).to(device),
+            "last_models": self._rows(self.last, 0).to(device),
+            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
+            "dg": torch.stack([self._rows(self.slots, ages[:, j]).to(device) for j in range(m)], 1),
+            **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
+        }
+
+    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
+        """From a state of either kind; `model` is the current one."""
+        n, m = self.clients, self.config.memory
+        carried = set(_PER_CLIENT) <= set(state)
+        self.counts.copy_(state["counts"])
+        if self.config.grows:
+            self.factors = torch.empty_like(state["factors"], device=self.factors.device)
+        self.factors[:n] = state["factors"].to(self.factors.device)
+        self.recorded[:n] = state["recorded"].to(self.recorded.device)
+        for name in _PER_CLIENT if carried else ("pairs", "seen"):
+            getattr(self, name)[:n].copy_(state[name])
+        if not carried:  # slots start anew, the oldest pair in the first
+            self.oldest[:n] = state.get("oldest", torch.zeros(n, dtype=torch.int64)).to(self.oldest.device)
+            self.scales[:n] = state.get("scales", torch.ones(n, 2 * m, dtype=torch.float32)).to(self.scales.device)
+            ages = self._slots()  # (n, m)
+            self.scales.copy_(self.scales.gather(1, torch.cat([ages, m + ages], 1)))
+            self.oldest.zero_()
+        self._set_rows(self.last, 0, state["last_models"])
+        self._set_rows(self.last, 1, state["last_updates"])
+        clients = torch.arange(n, device=state["dw"].device)
+        for j in range(m):
+            age = ((j - self.oldest[:n]) % m).to(clients.device)  # (n): of what slot j is to hold
+            self._set_rows(self.slots, j, state["dg"][clients, age])
+            self._set_rows(self.slots, m + j, state["dw"][clients, age])
+        if carried:
+            return
+        self._take_products(model)
+        torch.ops.secureafl.refresh_(*self._per_client, self.config.trust)
+
+    def _take_products(self, model: Tensor) -> None:
+        """gram and along from the history itself, some tiles of all clients at a time."""
+        count, planes, n, columns = self.slots.shape
+        lower = torch.tril_indices(planes, planes, device=self.gram.device)
+        padded = torch.nn.functional.pad(model.double(), (0, count * columns - self.size))
+        self.gram.zero_()
+        self.along.zero_()
+        several = max(1, 2**25 // (planes * n * columns))
+        for first in range(0, count, several):
+            last = min(first + several, count)
+            u = self.slots[first:last].permute(2, 1, 0, 3).flatten(2).double() * self.scales[..., None]  # (n, 2m, ..)
+            w, g = self.last[first:last].permute(1, 2, 0, 3).flatten(2).double()  # (n, ..)
+            x = padded[first * columns : last * columns] - w
+            self.gram += (u @ u.mT)[:, lower[0], lower[1]]
+            self.along[:, :planes] += (u @ x[..., None])[..., 0]
+            self.along[:, planes] += x.square().sum(1)
+            self.along[:, planes + 1] += g.square().sum(1)
+
+    def _slots(self) -> Tensor:
+        """(n, m): the slot of each client's j-th oldest pair."""
+        return (self.oldest[:, None] + torch.arange(self.config.memory, device=self.oldest.device)) % self.config.memory
+
+    def _rows(self, tiles: Tensor, plane: int | Tensor) -> Tensor:
+        """(n, d): one plane of every client, or of each another one, plane (n)."""
+        if isinstance(plane, Tensor):
+            chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
+        else:
+            chosen = tiles[:, plane]
+        return self._untiled(chosen).clone(memory_format=torch.contiguous_format)  # of a single tile it is a view
+
+    def _untiled(self, plane: Tensor) -> Tensor:
+        """(tiles, n, columns) -> (clients, d)"""
+        return plane[:, : self.clients].movedim(0, 1).flatten(1)[:, : self.size]
+
+    def _set_rows(self, tiles: Tensor, plane: int, rows: Tensor) -> None:
+        """The way back: rows (n, d) of the same plane of every client."""
+        count, _, _, columns = tiles.shape
+        padded = torch.nn.functional.pad(rows, (0, count * columns - self.size))
+        tiles[:, plane, : self.clients] = padded.unflatten(1, (count, columns)).movedim(1, 0).to(tiles.device)
+
+
+# What there is of each client besides its rows, by name.
+_PER_CLIENT = ("pairs", "seen", "oldest", "scales", "gram", "along", "weights", "status")

@@ -1,0 +1,1 @@
+"""Learning tasks: data sets, their readers, how clients share them, and the models."""

@@ -1,3 +1,8 @@
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # every core has a process already; torch reads this when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from pretended import Pretended
@@ -7,6 +12,13 @@ from secureafl_ext.sim import runner
 
 # Where there is a GPU every test of an op runs on it too, and fails if the extension was built without CUDA.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def pytest_configure(config):
+    """`pytest -n` needs a plug-in, the tests do not. Files stay whole: what one compiles or starts serves all of it."""
+    if config.getoption("dist", "no") == "load":  # what -n alone asks for
+        config.option.dist = "loadfile"
+        config.option.loadscopereorder = False  # or files of a single test, the slowest among them, would come last
 
 
 @pytest.fixture(params=DEVICES)

@@ -5,6 +5,7 @@ import torch
 from oracles import make_history, relative_error
 
 from secureafl_ext import estimate, reference
+from secureafl_ext.sim.several import cpu_threads
 
 INF = float("inf")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-7}  # float32: the result's own rounding
@@ -215,12 +216,9 @@ def test_a_hundred_repeats_and_any_thread_count_are_bit_equal(random, device):
     tensors = make_history(random, 10, 3, 5000, dtype=torch.float32).to(device).tensors()
     first = estimate(*tensors)
     assert all(torch.equal(estimate(*tensors), first) for _ in range(100))
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert torch.equal(estimate(*tensors), first)
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        with cpu_threads(count):
+            assert torch.equal(estimate(*tensors), first)
 
 
 def test_reference_agrees_with_the_dense_recursion(random):

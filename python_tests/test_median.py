@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secureafl_ext import median, reference, trimmed_mean
+from secureafl_ext.sim.several import cpu_threads
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # n: one, even, odd, around a warp, more than a warp's two rounds. d: one column, around a tile, many tiles.
@@ -221,12 +222,9 @@ def test_a_hundred_repeats_and_any_thread_count_are_bit_equal(random, device, ru
     updates = rows(random, 50, 3000).to(device)
     first = rule(updates)
     assert all(torch.equal(rule(updates), first) for _ in range(100))
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert torch.equal(rule(updates), first)
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        with cpu_threads(count):
+            assert torch.equal(rule(updates), first)
 
 
 def test_every_count_of_rows(random, device):

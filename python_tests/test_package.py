@@ -44,7 +44,7 @@ def test_every_op_has_a_reference():
 
 def test_readme_names_the_commands_that_ci_runs():
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
-    for command in ("pip install '.[test]' && pytest", "pip install '.[sim]' && secureafl compare"):
+    for command in ("pip install '.[test]' && pytest -n auto", "pip install '.[sim]' && secureafl compare"):
         assert command in readme and command in ci
 
 

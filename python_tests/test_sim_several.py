@@ -92,7 +92,7 @@ from secureafl_ext.sim import several
 from secureafl_ext.sim.settings import Settings
 
 if __name__ == "__main__":
-    endless = Settings(clients=6, batch=2, rounds=900_000, evaluations=900_000)
+    endless = Settings(clients=6, batch=2, rounds=90_000, evaluations=90_000)
     several.run_many([endless] * 4, lambda i, point: print(i, flush=True), processes=2)
 """
 

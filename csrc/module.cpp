@@ -1,7 +1,7 @@
 #include <pybind11/pybind11.h>
 
-#include "math/round.h"
-#include "math/tiles.h"
+#include "round/round.h"
+#include "round/tiles.h"
 
 // Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
 // a pybind11 of its own, which refuses to be used beside the stable ABI.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import secureafl_ext
-from secureafl_ext import reference
+from secureafl_ext import _sim, reference
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,13 +53,19 @@ SOURCE_PATH = re.compile(rb"(?<![\w.~-])/(?!usr/include/|usr/lib/gcc/)[\w.+~/-]+
 
 
 def test_the_search_for_build_paths_finds_them():
-    leaks = b"\0/tmp/build-env-x7/lib/torch/include/library.h\0torch/include/ops.h\0csrc/front.h\0at /w/csrc/a.cu:3"
+    leaks = b"\0/tmp/build-env-x7/lib/torch/include/library.h\0torch/include/ops.h\0csrc/ops.cpp\0at /w/csrc/a.cu:3"
     assert SOURCE_PATH.findall(leaks) == [b"/tmp/build-env-x7/lib/torch/include/library.h", b"/w/csrc/a.cu"]
 
 
 def test_the_binary_has_no_path_of_the_machine_that_built_it():
     """Or two builds would differ, and error texts would tell users the builder's folders."""
-    assert not set(SOURCE_PATH.findall(Path(secureafl_ext._C.__file__).read_bytes()))
+    for module in (secureafl_ext._C, _sim):
+        assert not set(SOURCE_PATH.findall(Path(module.__file__).read_bytes()))
+
+
+def test_the_package_alone_does_not_load_the_simulators_ops():
+    code = "import sys, secureafl_ext; assert {'secureafl_ext._sim', 'secureafl_ext.sim'}.isdisjoint(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def pinned(requirements: list[str]) -> dict[str, str]:

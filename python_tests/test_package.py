@@ -27,6 +27,11 @@ def test_build_info_tells_what_was_built():
         assert info["cuda"] is not None
 
 
+def test_one_binary_serves_every_python():
+    """Limited API: the suffix lets later versions load the modules; .ci/run audits that they use nothing else."""
+    assert all(Path(module.__file__).name.endswith(".abi3.so") for module in (secureafl_ext._C, _sim))
+
+
 def test_reference_stands_alone():
     """The specification must not lean on what it specifies."""
     code = (
@@ -81,7 +86,7 @@ def test_builds_and_tools_have_exact_versions():
     tools = pinned([line for line in lines if not line.startswith("#")])
     build = pinned(project["build-system"]["requires"])
     del build["torch"]  # .ci/run has it from the package's own requirements
-    assert build.items() <= tools.items() and {"pybind11", "scikit-build-core"} <= build.keys()
+    assert build.items() <= tools.items() and "scikit-build-core" in build
     hooks = re.findall(r"additional_dependencies: \[(.*)\]", (ROOT / ".pre-commit-config.yaml").read_text())
     assert hooks and all(pinned(hook.split(", ")) for hook in hooks)
     for names in re.findall(r"-c \.ci/tools\.txt (.*)", (ROOT / ".ci" / "run").read_text()):

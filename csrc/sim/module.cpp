@@ -1,4 +1,19 @@
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
-// Importing this module registers the ops of the namespace secureafl_sim; it binds nothing else.
-PYBIND11_MODULE(_sim, m) { m.doc() = "The simulator's ops: torch.ops.secureafl_sim"; }
+// The module _sim. Importing it registers the simulator's ops, torch.ops.secureafl_sim. It binds nothing else.
+
+namespace {
+
+PyModuleDef kModule = {PyModuleDef_HEAD_INIT,
+                       "_sim",
+                       "The simulator's ops: torch.ops.secureafl_sim",
+                       -1,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__sim() { return PyModule_Create(&kModule); }

@@ -1,10 +1,10 @@
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
-#include "math/round.h"
-#include "math/tiles.h"
+#include "round/round.h"
+#include "round/tiles.h"
 
-// Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
-// a pybind11 of its own, which refuses to be used beside the stable ABI.
+// The module _C. Importing it loads the library, which registers the ops; it binds none of them. It uses Python's
+// limited API only (Py_LIMITED_API, set by CMakeLists.txt), so one binary serves Python 3.11 and all later versions.
 
 namespace {
 
@@ -25,40 +25,50 @@ const char* simd() {
 #endif
 }
 
-pybind11::dict build_info() {
-  pybind11::dict info;
-  info["version"] = SECUREAFL_VERSION;
-  info["torch"] = SECUREAFL_TORCH;
+PyObject* build_info(PyObject*, PyObject*) {
+  const char* cuda = nullptr;  // None in Python
+  const char* commit = nullptr;
 #if defined(SECUREAFL_CUDA_ARCHS)
-  info["cuda"] = SECUREAFL_CUDA_ARCHS;
-#else
-  info["cuda"] = pybind11::none();
+  cuda = SECUREAFL_CUDA_ARCHS;
 #endif
 #if defined(SECUREAFL_COMMIT)
-  info["commit"] = SECUREAFL_COMMIT;
-#else
-  info["commit"] = pybind11::none();
+  commit = SECUREAFL_COMMIT;
 #endif
-  info["compiler"] = SECUREAFL_COMPILER;
-  info["simd"] = simd();
-  return info;
+  return Py_BuildValue("{s:s,s:s,s:z,s:z,s:s,s:s}", "version", SECUREAFL_VERSION, "torch", SECUREAFL_TORCH, "cuda",
+                       cuda, "commit", commit, "compiler", SECUREAFL_COMPILER, "simd", simd());
 }
 
-// Coordinates per tile of the history that `step_` wants, for so many clients and pairs.
-int64_t tile_columns(bool cuda, int64_t clients, int64_t memory) {
-  return cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns;
+// (cuda, clients, memory) -> coordinates per tile of the history that `step_` expects
+PyObject* tile_columns(PyObject*, PyObject* args) {
+  int cuda = 0;
+  long long clients = 0, memory = 0;
+  if (!PyArg_ParseTuple(args, "pLL:tile_columns", &cuda, &clients, &memory)) return nullptr;
+  return PyLong_FromLongLong(cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns);
 }
 
-// How many sums a pass makes that ranks add up, for so many clients and pairs.
-int64_t pass_sums(int64_t clients, int64_t memory) { return secureafl::PassSums{clients, memory}.count(); }
+// (clients, memory) -> number of sums that one pass makes and that ranks add up
+PyObject* pass_sums(PyObject*, PyObject* args) {
+  long long clients = 0, memory = 0;
+  if (!PyArg_ParseTuple(args, "LL:pass_sums", &clients, &memory)) return nullptr;
+  return PyLong_FromLongLong(secureafl::PassSums{clients, memory}.count());
+}
+
+PyMethodDef kFunctions[] = {{"build_info", build_info, METH_NOARGS, "What was built, as a dict."},
+                            {"tile_columns", tile_columns, METH_VARARGS, "(cuda, clients, memory) -> int"},
+                            {"pass_sums", pass_sums, METH_VARARGS, "(clients, memory) -> int"},
+                            {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, kFunctions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
-PYBIND11_MODULE(_C, m) {
-  m.def("build_info", &build_info);
-  m.def("pass_sums", &pass_sums);
-  m.def("tile_columns", &tile_columns);
-  m.attr("MOST_CLIENTS") = secureafl::kMostClients;
-  m.attr("MOST_GPU_PAIRS") = secureafl::kMostGpuPairs;
-  m.attr("VERDICT_BYTES") = sizeof(secureafl::Verdict);
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* module = PyModule_Create(&kModule);
+  if (module == nullptr) return nullptr;
+  const bool failed = PyModule_AddIntConstant(module, "MOST_CLIENTS", secureafl::kMostClients) ||
+                      PyModule_AddIntConstant(module, "MOST_GPU_PAIRS", secureafl::kMostGpuPairs) ||
+                      PyModule_AddIntConstant(module, "VERDICT_BYTES", sizeof(secureafl::Verdict));
+  if (!failed) return module;
+  Py_DECREF(module);
+  return nullptr;
 }

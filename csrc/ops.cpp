@@ -42,7 +42,4 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(l!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, "
       "bool hold, int span, int known, float kin, float crowd, float turned, float least, float least_sum, "
       "float least_apart, float near) -> (Tensor, Tensor, Tensor)");
-  m.def("cnn_gradient(Tensor vector, Tensor x, Tensor y, int hidden, int classes) -> Tensor");
-  m.def("resnet_gradient(Tensor vector, Tensor x, Tensor y, int classes) -> Tensor");
-  m.def("resnet_predict(Tensor vector, Tensor x, int classes) -> Tensor");
 }

@@ -16,11 +16,17 @@ import torch
 from fuzz_breaks import broken, tensors_of
 from fuzz_cases import PURE
 from fuzz_children import run_cases, told
-from fuzz_dice import OPS, Call, Dice, need
+from fuzz_dice import Call, Dice, need
 from fuzz_rounds import STATEFUL
 
+from secureafl_ext import _sim  # noqa: F401 - registers the simulator's ops
+
 MAKERS = PURE | STATEFUL
-GPU_ALONE = ("cnn_gradient", "resnet_gradient", "resnet_predict")
+GPU_ALONE = (  # torch.ops.secureafl_sim
+    "cnn_gradient",
+    "resnet_gradient",
+    "resnet_predict",
+)
 WORDS = {"aggregate_status": "aggregate"}  # it is aggregate with an account, and speaks in its name
 TEMPLATES = 60  # valid calls of each op that broken ones begin with: a refusal leaves them as they are
 
@@ -105,12 +111,12 @@ def no_kernel(dice: Dice, device: str) -> Counter:
     arguments = [torch.zeros(3, device=device), torch.zeros(2, 3, device=device), torch.zeros(2, device=device), 4, 10]
     arguments = {"cnn_gradient": arguments, "resnet_gradient": arguments[:4]}.get(op, [*arguments[:2], 4])
     try:
-        getattr(OPS, op)(*arguments)
+        getattr(torch.ops.secureafl_sim, op)(*arguments)
     except RuntimeError as error:  # NotImplementedError is one
         words = (
-            f"Could not run 'secureafl::{op}' with arguments from the 'CPU'"
+            f"Could not run 'secureafl_sim::{op}' with arguments from the 'CPU'"
             if device == "cpu"
-            else f"secureafl::{op}: "
+            else f"secureafl_sim::{op}: "
         )
         need(str(error).startswith(words), "words:", str(error)[:300])
         return Counter({(op, "refused"): 1})

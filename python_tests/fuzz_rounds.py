@@ -12,7 +12,7 @@ from torch import Tensor
 from secureafl_ext import _C
 
 F64 = torch.float64
-# client, reason, received, steps, stored, pushed, slot, clip, g_square, y_scale, s_scale: csrc/math/round.h
+# client, reason, received, steps, stored, pushed, slot, clip, g_square, y_scale, s_scale: csrc/round/round.h
 VERDICT = struct.Struct("i4xq????ifxxxxdff")
 
 

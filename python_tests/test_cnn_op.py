@@ -14,7 +14,7 @@ PAPER = (1, 32, 1, 28, 28, 100, 10)  # k, B, C, H, W, hidden, classes
 
 
 def cnn_gradient(*arguments):
-    return torch.ops.secureafl.cnn_gradient(*arguments)
+    return torch.ops.secureafl_sim.cnn_gradient(*arguments)
 
 
 def net_of(sizes):
@@ -164,5 +164,5 @@ def test_a_graph_replays_it_on_new_numbers(random):
 def test_refusals_name_what_is_wrong(random, change, words):
     names = ("vector", "x", "y", "hidden", "classes")
     arguments = zip(names, scene(random, (2, 3, 1, 12, 12, 8, 4)), strict=True)
-    with pytest.raises(RuntimeError, match=f"secureafl::cnn_gradient: .*{words}"):
+    with pytest.raises(RuntimeError, match=f"secureafl_sim::cnn_gradient: .*{words}"):
         cnn_gradient(*(change.get(name, lambda same: same)(value) for name, value in arguments))

@@ -73,7 +73,7 @@ def close(ours, theirs, bound=5e-3):
         assert torch.equal(ours[name].cpu(), theirs[name].cpu()), name
 
 
-# n: around every edge of how rows are spread over threads (kShapes in csrc/math/tiles.h)
+# n: around every edge of how rows are spread over threads (kShapes in csrc/round/tiles.h)
 @pytest.mark.parametrize("n", [1, 2, 7, 50, 64, 65, 128, 129, 224, 225, 300, 320, 321, 448, 449, 1000, 1024])
 def test_any_number_of_clients(device, n):
     servers = pair(device, n, 70)

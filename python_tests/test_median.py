@@ -35,7 +35,7 @@ def test_median_is_the_middle_of_the_sorted_column(random, device, n, d, dtype):
     assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
 
 
-# n: around every edge at which a GPU keeps a column in another way (median_in_registers in csrc/cuda/columns.cuh).
+# n: around every edge at which a GPU keeps a column in another way (median_in_registers in csrc/rules/median.cuh).
 @pytest.mark.parametrize("n", [15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 100, 127, 128, 129, 299, 300, 320, 321])
 def test_median_of_columns_that_are_hard_to_search(random, device, n):
     """Equal values, some that differ in their last bits, zeros of both signs, the smallest numbers, huge ones, NaN."""

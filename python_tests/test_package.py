@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import secureafl_ext
-from secureafl_ext import reference
+from secureafl_ext import _sim, reference
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,6 +25,11 @@ def test_build_info_tells_what_was_built():
     assert info["simd"] in {"avx512", "avx2", "sse2", "sve", "neon", "none"}
     if torch.cuda.is_available():
         assert info["cuda"] is not None
+
+
+def test_one_binary_serves_every_python():
+    """Limited API: the suffix lets later versions load the modules; .ci/run audits that they use nothing else."""
+    assert all(Path(module.__file__).name.endswith(".abi3.so") for module in (secureafl_ext._C, _sim))
 
 
 def test_reference_stands_alone():
@@ -53,13 +58,19 @@ SOURCE_PATH = re.compile(rb"(?<![\w.~-])/(?!usr/include/|usr/lib/gcc/)[\w.+~/-]+
 
 
 def test_the_search_for_build_paths_finds_them():
-    leaks = b"\0/tmp/build-env-x7/lib/torch/include/library.h\0torch/include/ops.h\0csrc/front.h\0at /w/csrc/a.cu:3"
+    leaks = b"\0/tmp/build-env-x7/lib/torch/include/library.h\0torch/include/ops.h\0csrc/ops.cpp\0at /w/csrc/a.cu:3"
     assert SOURCE_PATH.findall(leaks) == [b"/tmp/build-env-x7/lib/torch/include/library.h", b"/w/csrc/a.cu"]
 
 
 def test_the_binary_has_no_path_of_the_machine_that_built_it():
     """Or two builds would differ, and error texts would tell users the builder's folders."""
-    assert not set(SOURCE_PATH.findall(Path(secureafl_ext._C.__file__).read_bytes()))
+    for module in (secureafl_ext._C, _sim):
+        assert not set(SOURCE_PATH.findall(Path(module.__file__).read_bytes()))
+
+
+def test_the_package_alone_does_not_load_the_simulators_ops():
+    code = "import sys, secureafl_ext; assert {'secureafl_ext._sim', 'secureafl_ext.sim'}.isdisjoint(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def pinned(requirements: list[str]) -> dict[str, str]:
@@ -75,7 +86,7 @@ def test_builds_and_tools_have_exact_versions():
     tools = pinned([line for line in lines if not line.startswith("#")])
     build = pinned(project["build-system"]["requires"])
     del build["torch"]  # .ci/run has it from the package's own requirements
-    assert build.items() <= tools.items() and {"pybind11", "scikit-build-core"} <= build.keys()
+    assert build.items() <= tools.items() and "scikit-build-core" in build
     hooks = re.findall(r"additional_dependencies: \[(.*)\]", (ROOT / ".pre-commit-config.yaml").read_text())
     assert hooks and all(pinned(hook.split(", ")) for hook in hooks)
     for names in re.findall(r"-c \.ci/tools\.txt (.*)", (ROOT / ".ci" / "run").read_text()):

@@ -37,14 +37,14 @@ def gradient(how, emulated):
     """The op, and where its arguments must be."""
     if how == "emulated":
         return emulated, "cpu"
-    return torch.ops.secureafl.resnet_gradient, "cuda"
+    return torch.ops.secureafl_sim.resnet_gradient, "cuda"
 
 
 @pytest.fixture
 def predict(how):
     """(vector, x, classes) -> (B, outputs), and where its arguments must be."""
     if how == "cuda":
-        return torch.ops.secureafl.resnet_predict, "cuda"
+        return torch.ops.secureafl_sim.resnet_predict, "cuda"
 
     def emulated(vector, x, classes, seed=0):
         result = torch.full((len(x), classes or 1), math.nan)
@@ -121,12 +121,12 @@ def test_is_what_the_net_says(random, how, predict, sizes):
 def test_what_it_says_of_an_image_does_not_depend_on_the_others(random, how):
     """More images than are worked on at a time; the way back starts from the same numbers; no images at all."""
     net, vector, x, y = scene(random, 1, 2100, 3, 10, how)
-    op = partial(torch.ops.secureafl.resnet_predict, vector, classes=10)
+    op = partial(torch.ops.secureafl_sim.resnet_predict, vector, classes=10)
     together = op(x[0])
     assert torch.equal(net.predict(vector, x[0]), together)
     for i in (0, 1023, 1024, 2099):
         assert torch.equal(together[i : i + 1], op(x[0, i : i + 1]))
-    bias = torch.ops.secureafl.resnet_gradient(vector, x[:, :1], y[:, :1], 10)[0, -10:]
+    bias = torch.ops.secureafl_sim.resnet_gradient(vector, x[:, :1], y[:, :1], 10)[0, -10:]
     torch.testing.assert_close(bias, together[0].softmax(0) - torch.eye(10, device=how)[y[0, 0]], rtol=1e-4, atol=1e-6)
     assert op(x[0, :0]).shape == (0, 10)
     leaf = vector.clone().requires_grad_()
@@ -156,7 +156,7 @@ def test_a_whole_batch_at_the_usual_start(random, how):
     net = resnet20((3, 32, 32), 10)
     vector = net.start(5).to(how)
     x, y = torch.randn(1, 64, 3, 32, 32, generator=random).to(how), torch.randint(10, (1, 64), generator=random).to(how)
-    got = torch.ops.secureafl.resnet_gradient(vector, x, y, 10)[0]
+    got = torch.ops.secureafl_sim.resnet_gradient(vector, x, y, 10)[0]
     assert off(got, net.gradient(vector.double(), x[0].double(), y[0])) < 0.02
     assert torch.equal(net.gradient(vector, x[0], y[0]), got)  # which is the one that a simulation takes
 
@@ -165,7 +165,7 @@ def test_a_whole_batch_at_the_usual_start(random, how):
 def test_a_row_does_not_depend_on_the_other_minibatches(random, how):
     """More images than are worked on at a time."""
     _, vector, x, y = scene(random, 40, 64, 3, 10, how)
-    op = partial(torch.ops.secureafl.resnet_gradient, vector, classes=10)
+    op = partial(torch.ops.secureafl_sim.resnet_gradient, vector, classes=10)
     together = op(x, y)
     for i in (0, 1, 15, 16, 39):
         assert torch.equal(together[i : i + 1], op(x[i : i + 1], y[i : i + 1]))
@@ -174,7 +174,7 @@ def test_a_row_does_not_depend_on_the_other_minibatches(random, how):
 @on_gpu
 def test_repeats_graphs_and_views_are_bit_equal(random, how):
     _, vector, x, y = scene(random, 2, 5, 3, 10, how)
-    op = torch.ops.secureafl.resnet_gradient
+    op = torch.ops.secureafl_sim.resnet_gradient
     expected = op(vector, x, y, 10)
     views = vector.repeat(2, 1).T.contiguous()[:, 1], x.mT.contiguous().mT, y.T.contiguous().T
     graph = torch.cuda.CUDAGraph()
@@ -206,8 +206,10 @@ def test_repeats_graphs_and_views_are_bit_equal(random, how):
 def test_refusals_name_what_is_wrong(random, how, change, words):
     names = ("vector", "x", "y", "classes")
     arguments = zip(names, (*scene(random, 2, 3, 3, 4, how)[1:], 4), strict=True)
-    with pytest.raises(RuntimeError, match=f"secureafl::resnet_gradient: .*{words}"):
-        torch.ops.secureafl.resnet_gradient(*(change.get(name, lambda same: same)(value) for name, value in arguments))
+    with pytest.raises(RuntimeError, match=f"secureafl_sim::resnet_gradient: .*{words}"):
+        torch.ops.secureafl_sim.resnet_gradient(
+            *(change.get(name, lambda same: same)(value) for name, value in arguments)
+        )
 
 
 @on_gpu
@@ -224,5 +226,7 @@ def test_refusals_name_what_is_wrong(random, how, change, words):
 def test_refusals_of_what_the_net_says(random, how, change, words):
     _, vector, x, _ = scene(random, 1, 2, 3, 4, how)
     arguments = zip(("vector", "x", "classes"), (vector, x[0], 4), strict=True)
-    with pytest.raises(RuntimeError, match=f"secureafl::resnet_predict: .*{words}"):
-        torch.ops.secureafl.resnet_predict(*(change.get(name, lambda same: same)(value) for name, value in arguments))
+    with pytest.raises(RuntimeError, match=f"secureafl_sim::resnet_predict: .*{words}"):
+        torch.ops.secureafl_sim.resnet_predict(
+            *(change.get(name, lambda same: same)(value) for name, value in arguments)
+        )

@@ -2,7 +2,7 @@
 
 from pkgutil import extend_path
 
-import torch as _torch  # noqa: F401 - loads the libraries that _C links to
+import torch as _torch  # noqa: F401 - loads the libraries that _C and _sim link to
 
 # A checkout on sys.path has the sources but no binary: let it find the installed one.
 __path__ = extend_path(__path__, __name__)

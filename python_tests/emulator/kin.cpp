@@ -1,8 +1,8 @@
-#include "../../csrc/cuda/kin.cuh"
-
 #include <type_traits>
 
-// `kin_step_` of csrc/cuda/kin.cu on a CPU: the same kernels, block after block.
+#include "kinship/kin_step.cuh"
+
+// `kin_step_` of csrc/kinship on a CPU: the same kernels, block after block.
 
 using namespace secureafl;
 

@@ -1,6 +1,6 @@
-#include "../../csrc/cuda/resnet_backward.cuh"
+#include "sim/resnet/backward.cuh"
 
-// The ops of csrc/cuda/resnet.cu on a CPU: the same kernels, block after block.
+// The ops of csrc/sim/resnet/resnet.cu on a CPU: the same kernels, block after block.
 
 using namespace secureafl::cuda;
 

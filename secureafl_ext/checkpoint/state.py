@@ -183,7 +183,7 @@ def _ones(tensor: Tensor) -> bool:
 
 
 def _powers(tensor: Tensor) -> bool:
-    """float16 pairs are scaled by 2^-100 to 2^113 (csrc/math/round.h)."""
+    """float16 pairs are scaled by 2^-100 to 2^113 (csrc/round/judge.h)."""
     return _within(2.0**-100, 2.0**113)(tensor) and _within(0.5, 0.5)(tensor.frexp().mantissa)
 
 

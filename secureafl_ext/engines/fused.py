@@ -1,4 +1,4 @@
-"""A round as one op: a single pass over the history, with all inner products carried along (csrc/math/round.h)."""
+"""A round as one op: a single pass over the history, with all inner products carried along (csrc/round/round.h)."""
 
 import torch
 from torch import Tensor

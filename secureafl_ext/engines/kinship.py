@@ -1,4 +1,4 @@
-"""A round of rule="kinship" without corrections as one op (csrc/math/kin.h), on the tensors of the composed one."""
+"""A round of rule="kinship" without corrections as one op (csrc/kinship/kinship.h), on the composed one's tensors."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Q: the Lipschitz factors that an update is judged by. csrc/math/round.h has the same for the fused rounds."""
+"""Q: the Lipschitz factors that an update is judged by. csrc/round/quantile.h has the same for the fused rounds."""
 
 import torch
 from torch import Tensor

@@ -18,7 +18,7 @@ from .fused import Fused
 CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse")
 PLACES = 4  # numbers that each rank tells the others: its call, and up to three facts that must be the same on all
 SLICED = ("models", "last_updates", "last_models", "dw", "dg")  # of a state; the rest of it is the same on all ranks
-JUDGED = 5  # sums over an update that its verdict depends on (csrc/math/verdict.h)
+JUDGED = 5  # sums over an update that its verdict depends on (csrc/round/verdict.h)
 
 
 def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:

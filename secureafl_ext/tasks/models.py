@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
+from .. import _sim  # noqa: F401 - importing it registers torch.ops.secureafl_sim
+
 STARTING = threading.Lock()  # modules draw from torch's one global generator
 
 
@@ -114,7 +116,7 @@ def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
 
     # One call instead of some forty kernels, and less than a third of their time on an H200; built for small sizes.
     fits = 2 <= classes <= 256 and hidden <= 256 and channels <= 3 and max(height, width) <= 32
-    fused = Fused(partial(torch.ops.secureafl.cnn_gradient, hidden=hidden, classes=classes))
+    fused = Fused(partial(torch.ops.secureafl_sim.cnn_gradient, hidden=hidden, classes=classes))
     return Net(make, classes, fused if fits else None)
 
 
@@ -165,7 +167,7 @@ def resnet20(shape: tuple[int, int, int], classes: int) -> Net:
     """ResNet-20 with group norm and shortcuts without parameters, for images of any size."""
     # A few kernels instead of some 380; factors of products are rounded to 11 bits.
     fits = shape[0] <= 8 and shape[1:] == (32, 32) and classes <= 256
-    ops = torch.ops.secureafl.resnet_gradient, torch.ops.secureafl.resnet_predict
+    ops = torch.ops.secureafl_sim.resnet_gradient, torch.ops.secureafl_sim.resnet_predict
     fused = Fused(*(partial(op, classes=classes) for op in ops), shared=194_336)
     return Net(lambda: ResNet20(shape[0], classes or 1), classes, fused if fits else None)
 

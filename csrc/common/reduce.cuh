@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+
+#include <cstdint>
+
+namespace secureafl::cuda {
+
+namespace cg = cooperative_groups;
+
+constexpr int kNormThreads = 256;
+
+// Sums over the block of kCount values of each thread, in every thread. A warp for each of them: short code, which
+// counts where a kernel runs through it once.
+template <int kCount>
+__device__ inline void block_sums(double (&values)[kCount]) {
+  static_assert(kCount <= kNormThreads / 32, "one warp for each sum");
+  __shared__ double parts[kCount][kNormThreads], sums[kCount];
+  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) parts[i][threadIdx.x] = values[i];
+  __syncthreads();
+  if (warp.meta_group_rank() < kCount) {
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < kNormThreads; i += 32) sum += parts[warp.meta_group_rank()][i + warp.thread_rank()];
+    sum = cg::reduce(warp, sum, cg::plus<double>());
+    if (warp.thread_rank() == 0) sums[warp.meta_group_rank()] = sum;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] = sums[i];
+}
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,13 @@
+#pragma once
+
+namespace secureafl::cuda {
+
+struct WarpTeam {
+  static constexpr int kSize = 32, kDown = 4, kAcross = 8;
+  __device__ int rank() const { return threadIdx.x; }
+  __device__ int down() const { return threadIdx.x / kAcross; }
+  __device__ int across() const { return threadIdx.x % kAcross; }
+  __device__ void sync() const { __syncwarp(); }
+};
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "common/host_device.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// Threads that work on one small matrix together, in a row or as a grid. On the host it is one; on the device a warp.
+struct Solo {
+  static constexpr int kSize = 1, kDown = 1, kAcross = 1;
+  SECUREAFL_FN int rank() const { return 0; }
+  SECUREAFL_FN int down() const { return 0; }
+  SECUREAFL_FN int across() const { return 0; }
+  SECUREAFL_FN void sync() const {}
+  template <typename T>
+  SECUREAFL_FN T sum_across(T value) const {
+    return value;
+  }
+};
+
+}  // namespace secureafl::SECUREAFL_KIND

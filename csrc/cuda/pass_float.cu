@@ -1,9 +1,0 @@
-#include "pass.cuh"
-
-namespace secureafl::cuda {
-
-template int64_t least_shared<float>(int64_t, int64_t);
-template PassPlan plan_pass<float>(const Launcher&, const Round&);
-template void launch_pass<float>(const Launcher&, const PassPlan&, const Round&, const Scratch&);
-
-}  // namespace secureafl::cuda

@@ -1,9 +1,0 @@
-#include "pass.cuh"
-
-namespace secureafl::cuda {
-
-template int64_t least_shared<__half>(int64_t, int64_t);
-template PassPlan plan_pass<__half>(const Launcher&, const Round&);
-template void launch_pass<__half>(const Launcher&, const PassPlan&, const Round&, const Scratch&);
-
-}  // namespace secureafl::cuda

@@ -1,0 +1,197 @@
+#pragma once
+
+#ifdef SECUREAFL_EMULATED
+#include "block.h"  // as in tensor_core.cuh
+#else
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+
+#include "common/launch.cuh"
+#endif
+#include "common/loads.cuh"
+#include "kinship/kinship.h"
+
+// The three kernels of math/kin.h. kWide: neighbouring floats of a row that a thread loads at once, 4 where the state
+// allows it. Where update and trained_on begin must not matter: it would change the order of the sums.
+
+namespace secureafl::cuda {
+
+namespace cg = cooperative_groups;
+
+constexpr int kSumThreads = 256, kStepThreads = 256;
+constexpr int kAbreast = 4;  // rows that a warp multiplies with the update at a time
+
+// How the sums are spread over warps: each takes one chunk of d of kAbreast rows, or of the judge's sums.
+struct KinPlan {
+  int64_t groups, chunks, length;
+
+  static KinPlan of(int64_t n, int64_t d) {
+    constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // warps in all, about; coordinates of each
+    const int64_t groups = (n + kAbreast - 1) / kAbreast + 1;
+    const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > kLeast ? even : kLeast;
+    const int64_t whole = (length + kStep - 1) / kStep * kStep;
+    return {groups, d > whole ? (d + whole - 1) / whole : 1, whole};
+  }
+};
+
+__device__ inline double warp_sum(double sum) {
+  return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), sum, cg::plus<double>());
+}
+
+// sums (kAbreast): the update with as many rows from `first` on, over this lane's share of start .. stop - 1
+template <int kWide>
+__device__ inline void add_products(const Kin& r, int64_t first, int64_t start, int64_t stop,
+                                    double (&sums)[kAbreast]) {
+  const float* rows[kAbreast];
+#pragma unroll
+  for (int i = 0; i < kAbreast; ++i) {
+    const int64_t k = first + i < r.n ? first + i : r.n - 1;  // once more, for nothing, where there is none left
+    rows[i] = r.last_updates + k * r.d;
+  }
+#pragma unroll 2
+  for (int64_t c = start; c < stop; c += 32 * kWide) {
+    float g[kWide], row[kAbreast][kWide];
+    load_apart(r.update + c, g);
+#pragma unroll
+    for (int i = 0; i < kAbreast; ++i) load_columns(rows[i] + c, row[i]);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      const double wide = g[j];
+#pragma unroll
+      for (int i = 0; i < kAbreast; ++i) sums[i] += wide * row[i][j];
+    }
+  }
+}
+
+// The same for what the judge needs.
+template <int kWide>
+__device__ inline void add_judged(const Kin& r, int64_t start, int64_t stop, double (&sums)[kSums]) {
+  const int64_t client = client_of(r);
+#pragma unroll 2
+  for (int64_t c = start; c < stop; c += 32 * kWide) {
+    float g[kWide], w[kWide], last_g[kWide], last_w[kWide];
+    load_apart(r.update + c, g);
+    load_apart(r.trained_on + c, w);
+    load_columns(r.last_updates + client * r.d + c, last_g);
+    load_columns(r.last_models + client * r.d + c, last_w);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) add_to_judge(g[j], w[j], last_g[j], last_w[j], sums);
+  }
+}
+
+// parts (r.sums(), chunks)
+template <int kWide>
+__global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(Kin r, KinPlan plan, double* parts) {
+  let_next_start();
+  const int lane = threadIdx.x % 32;
+  const int64_t task = (blockIdx.x * static_cast<int64_t>(kSumThreads) + threadIdx.x) / 32;
+  const int64_t chunk = task / plan.groups, group = task % plan.groups;
+  if (chunk >= plan.chunks) return;
+  const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
+  const int64_t start = begin + lane * kWide;
+  if (group == plan.groups - 1) {
+    double sums[kSums] = {};
+    add_judged<kWide>(r, start, stop, sums);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const double sum = warp_sum(sums[i]);
+      if (lane == 0) parts[(r.n + i) * plan.chunks + chunk] = sum;
+    }
+    return;
+  }
+  double sums[kAbreast] = {};
+  add_products<kWide>(r, group * kAbreast, start, stop, sums);
+#pragma unroll
+  for (int i = 0; i < kAbreast; ++i) {
+    const int64_t k = group * kAbreast + i;
+    const double sum = warp_sum(sums[i]);
+    if (lane == 0 && k < r.n) parts[k * plan.chunks + chunk] = sum;
+  }
+}
+
+// A whole block; a warp stands for a row of it.
+struct BlockTeam {
+  static constexpr int kSize = 1024, kDown = 32, kAcross = 32;
+  __device__ int rank() const { return threadIdx.x; }
+  __device__ int down() const { return threadIdx.x / kAcross; }
+  __device__ int across() const { return threadIdx.x % kAcross; }
+  __device__ void sync() const { __syncthreads(); }
+  template <typename T>
+  __device__ T sum_across(T value) const {
+    return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), value, cg::plus<T>());
+  }
+};
+
+// One block.      parts (r.sums(), chunks)   rows, weights (n)
+static __global__ void __launch_bounds__(BlockTeam::kSize)
+    kin_choose_kernel(Kin r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
+  __shared__ Choice choice;
+  double* sums = &shared_memory<double>();  // (r.sums())
+  const BlockTeam team;
+  const Table table(sums + r.sums(), r.n);
+  let_next_start();
+  wait_for_last();
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < static_cast<int>(r.sums()); i += BlockTeam::kDown) {
+    double sum = 0;
+#pragma unroll 4
+    for (int b = team.across(); b < static_cast<int>(chunks); b += BlockTeam::kAcross) sum += parts[i * chunks + b];
+    sum = team.sum_across(sum);
+    if (team.across() == 0) sums[i] = sum;
+  }
+  if (team.rank() == 0) choice.rows = rows;
+  if (team.rank() == 0) choice.weights = weights;
+  team.sync();
+  choose(team, r, sums, table, &choice);
+  team.sync();
+  if (team.rank() == 0) *out = choice;
+}
+
+inline int64_t choose_bytes(const Kin& r) {
+  return (r.sums() + Table::doubles(r.n)) * static_cast<int64_t>(sizeof(double));
+}
+
+// A block takes 32 kWide coordinates, and each of its warps every eighth of the rows.
+template <int kWide>
+__global__ void __launch_bounds__(kStepThreads) kin_step_kernel(Kin r, const Choice* chosen) {
+  constexpr int kWarps = kStepThreads / 32, kColumns = 32 * kWide;
+  __shared__ float parts[kWarps][kColumns];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kWide;
+  const int64_t own = first + threadIdx.x;  // the coordinate that this thread will step
+  const bool steps = threadIdx.x < kColumns && own < r.d;
+  float g = 0, w = 0, model = 0;
+  if (steps) {
+    g = r.update[own];
+    w = r.trained_on[own];
+    model = r.model[own];
+  }
+  wait_for_last();
+  const Choice choice = *chosen;
+  const Verdict& v = choice.verdict;
+  float sums[kWide] = {};
+  if (start < r.d) {
+#pragma unroll 4
+    for (int i = warp; i < choice.count; i += kWarps) {
+      float row[kWide];
+      load_columns(r.last_updates + choice.rows[i] * r.d + start, row);
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) sums[j] += choice.weights[i] * row[j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) parts[warp][lane * kWide + j] = sums[j];
+  __syncthreads();
+  if (!steps) return;
+  float direction = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) direction += parts[i][threadIdx.x];
+  g = clipped(v, g);
+  if (v.received) direction += choice.own * g;
+  r.next_model[own] = stepped(r, v, model, direction);
+  if (!v.stored) return;
+  r.last_updates[v.client * r.d + own] = g;
+  r.last_models[v.client * r.d + own] = w;
+}
+
+}  // namespace secureafl::cuda

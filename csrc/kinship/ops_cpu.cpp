@@ -1,0 +1,18 @@
+#include <torch/csrc/stable/library.h>
+
+#include "kinship/kin_step_cpu.h"
+#include "kinship/ops_impl.h"
+
+namespace secureafl {
+
+struct CpuKinship {
+  static constexpr bool kHostReads = true;
+
+  explicit CpuKinship(const Tensor&) {}
+
+  void kin_step(const Kin& r, const Tensor&) const { cpu::kin_step(r); }
+};
+
+}  // namespace secureafl
+
+SECUREAFL_REGISTER_KIN(CpuKinship, CPU)

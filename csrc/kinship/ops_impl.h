@@ -1,0 +1,80 @@
+#pragma once
+
+#include "common/check.h"
+#include "common/tensors.h"
+#include "kinship/kinship.h"
+#include "round/check.h"
+#include "round/tiles.h"
+
+// `kin_step_` from arguments to result. A Device brings kin_step(round, like) and kHostReads, as for round/ops_impl.h.
+
+namespace secureafl::SECUREAFL_KIND {
+
+template <typename Device>
+Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
+                 int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen, Tensor products,
+                 Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor seen_factors, Tensor recorded,
+                 Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
+                 bool hold, int64_t span, int64_t known, double kin, double crowd, double turned, double least,
+                 double least_sum, double least_apart, double near) {
+  constexpr const char* op = "kin_step_";
+  const Check check(op, "models", models, /*two_byte_types=*/false);
+  check.shape("models", models, "(rows, d)", {-1, -1});
+  check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
+  const int64_t d = models.size(1), n = last_updates.size(0);
+  if (n < 1 || n > kMostClients) refuse(op, "last_updates must hold 1 to ", kMostClients, " clients, got ", n);
+  check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
+  check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
+  check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
+  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
+  check.state("kinship", kinship, ScalarType::Double, "(n, n)", {n, n});
+  check.state("met", met, ScalarType::Long, "(n,)", {n});
+  check.state("centre", centre, ScalarType::Double, "(n,)", {n});
+  check.state("rounds", rounds, ScalarType::Long, "()", {});
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
+                        models,        seen_factors, recorded,          counts};
+  arrival.check<Device>(check, op, n);
+  std::vector<Span> spans = {span_of("last_updates", last_updates, true),
+                             span_of("last_models", last_models, true),
+                             span_of("seen", seen, true),
+                             span_of("products", products, true),
+                             span_of("kinship", kinship, true),
+                             span_of("met", met, true),
+                             span_of("centre", centre, true),
+                             span_of("rounds", rounds, true)};
+  arrival.add_spans(spans);
+  check.apart(spans);
+  const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
+  settings.check(check);
+  check.within("span must lie in", span, 1, INT32_MAX);
+  if constexpr (Device::kHostReads) {
+    for (int64_t k = 0; k < n; ++k) check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
+  }
+
+  const Device device(models);
+  Kin r{};
+  const Outcome outcome = arrival.put(r);
+  settings.put(r);
+  r.bounds = {
+      static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
+  r.n = n;
+  r.seen = mutable_data<bool>(seen);
+  r.last_updates = mutable_data<float>(last_updates);
+  r.last_models = mutable_data<float>(last_models);
+  r.products = mutable_data<double>(products);
+  r.means = mutable_data<double>(kinship);
+  r.met = mutable_data<int64_t>(met);
+  r.centre = mutable_data<double>(centre);
+  r.rounds = mutable_data<int64_t>(rounds);
+  device.kin_step(r, models);
+  return outcome;
+}
+
+}  // namespace secureafl::SECUREAFL_KIND
+
+// At the foot of each device's file.
+#define SECUREAFL_REGISTER_KIN(Device, key)                                  \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                             \
+    m.impl("kin_step_", TORCH_BOX(&secureafl::kin_step<secureafl::Device>)); \
+  }

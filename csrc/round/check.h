@@ -1,0 +1,178 @@
+#pragma once
+
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "common/check.h"
+#include "common/tensors.h"
+#include "round/round.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// What is kept of every client besides its rows.
+struct Clients {
+  const Tensor &scales, &gram, &along, &factors, &status, &pairs, &oldest, &seen;
+
+  void check(const Check& check, int64_t n, int64_t m) const {
+    const int64_t planes = 2 * m;
+    check.state("scales", scales, ScalarType::Float, "(n, 2m)", {n, planes});
+    check.state("gram", gram, ScalarType::Double, "(n, m (2m + 1))", {n, m * (planes + 1)});
+    check.state("along", along, ScalarType::Double, "(n, 2m + 2)", {n, planes + 2});
+    check.state("factors", factors, ScalarType::Float, "(n, 2m + 2)", {n, planes + 2});
+    check.state("status", status, ScalarType::Int, "(n,)", {n});
+    check.state("pairs", pairs, ScalarType::Long, "(n,)", {n});
+    check.state("oldest", oldest, ScalarType::Long, "(n,)", {n});
+    check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+  }
+
+  // Where the host can read them; a kernel clamps them instead.
+  void check_values(const Check& check, int64_t n, int64_t m) const {
+    for (int64_t k = 0; k < n; ++k) {
+      check.within("pairs must lie in", data<int64_t>(pairs)[k], 0, m);
+      check.within("oldest must lie in", data<int64_t>(oldest)[k], 0, m - 1);
+    }
+  }
+
+  // What a round writes; `renew_` and `refresh_` only read some of it.
+  std::vector<Span> spans() const {
+    return {span_of("scales", scales, true),   span_of("gram", gram, true),     span_of("along", along, true),
+            span_of("factors", factors, true), span_of("status", status, true), span_of("pairs", pairs, true),
+            span_of("oldest", oldest, true),   span_of("seen", seen, true)};
+  }
+
+  void put(int64_t n, int64_t m, Round& r) const {
+    r.n = n;
+    r.m = m;
+    r.scales = mutable_data<float>(scales);
+    r.gram = mutable_data<double>(gram);
+    r.along = mutable_data<double>(along);
+    r.factors = mutable_data<float>(factors);
+    r.status = mutable_data<Status>(status);
+    r.pairs = mutable_data<int64_t>(pairs);
+    r.oldest = mutable_data<int64_t>(oldest);
+    r.seen = mutable_data<bool>(seen);
+  }
+};
+
+inline void check_client(const char* op, const Tensor& client, int64_t n) {
+  const int64_t given = *data<int64_t>(client);
+  if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
+}
+
+// The slots (.., 2m, ..) of clients: an even number of planes, and no more pairs than the solver has room for.
+inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_t n) {
+  const int64_t m = planes / 2;
+  if (planes != 2 * m || m < 1 || m > kMaxPairs || n < 1) {
+    refuse(op, name, " must hold 1 to ", kMaxPairs, " pairs (twice as many planes) of at least 1 client, got ", planes,
+           " planes of ", n, " clients");
+  }
+  return m;
+}
+
+// What a round leaves for `renew_`.
+inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
+  check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
+  check.aligned("verdict", verdict, alignof(Verdict));
+  check.state("changes", changes, ScalarType::Double, "((2m + 1) (n + 1) + 4m + 1,)", {PassSums{n, m}.count()});
+}
+
+using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
+
+// What every round begins with, and the server's books: an update (d) and the model (d) it was computed on, both dense,
+// the rows of models (rows, d) to step from and to, and Q.
+struct Arrival {
+  Tensor update;
+  const Tensor& client;
+  Tensor trained_on;
+  int64_t now_row, next_row;
+  const Tensor &models, &seen_factors, &recorded, &counts;
+
+  template <typename Device>
+  void check(const Check& check, const char* op, int64_t n) const {
+    const int64_t d = models.size(1);
+    check.floats("update", update, "(d,)", {d});
+    check.floats("trained_on", trained_on, "(d,)", {d});
+    check.state("client", client, ScalarType::Long, "(1,)", {1});
+    check.shape("seen_factors", seen_factors, "(lists, room)", {-1, -1});
+    const int64_t lists = seen_factors.size(0), room = seen_factors.size(1);
+    if ((lists != 1 && lists != n) || room < 1 || lists * room > INT32_MAX) {
+      refuse(op, "seen_factors must have shape (1, room) or (n, room) = (", n, ", room), room 1 or more and less than ",
+             "2^31 places in all, got (", lists, ", ", room, ")");
+    }
+    check.state("seen_factors", seen_factors, ScalarType::Double, "(lists, room)", {lists, room});
+    check.state("recorded", recorded, ScalarType::Long, "(lists,)", {lists});
+    check.state("counts", counts, ScalarType::Long, "(5,)", {5});
+    if constexpr (Device::kHostReads) {
+      check_client(op, client, n);
+      for (int64_t list = 0; list < lists; ++list) {
+        check.within("recorded must lie in", data<int64_t>(recorded)[list], 0, INT64_MAX - 1);
+      }
+    }
+    for (const int64_t row : {now_row, next_row}) {
+      if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
+    }
+    if (next_row == now_row) refuse(op, "next_row must be a row that nothing is read from, got ", next_row);
+  }
+
+  // Of models the next row alone is written: the others may be what is trained on, or even the update.
+  void add_spans(std::vector<Span>& spans) const {
+    const int64_t d = models.size(1);
+    const auto row = [&](int64_t i) { return reinterpret_cast<uintptr_t>(data<float>(models) + i * d); };
+    spans.insert(spans.end(), {{"the next row of models", row(next_row), row(next_row + 1), true},
+                               {"models", row(0), row(next_row), false},
+                               {"models", row(next_row + 1), row(models.size(0)), false},
+                               span_of("update", update, false),
+                               span_of("trained_on", trained_on, false),
+                               span_of("client", client, false),
+                               span_of("seen_factors", seen_factors, true),
+                               span_of("recorded", recorded, true),
+                               span_of("counts", counts, true)});
+  }
+
+  // Where r finds all this, and where it leaves its results.
+  Outcome put(Round& r) const {
+    const Outcome outcome{allocate(models, ScalarType::Bool, {}), allocate(models, ScalarType::Double, {}),
+                          allocate(models, ScalarType::Long, {})};
+    float* rows = mutable_data<float>(models);
+    r.d = models.size(1);
+    r.lists = seen_factors.size(0);
+    r.room = seen_factors.size(1);
+    r.update = data<float>(update);
+    r.trained_on = data<float>(trained_on);
+    r.model = rows + now_row * r.d;
+    r.next_model = rows + next_row * r.d;
+    r.client = data<int64_t>(client);
+    r.seen_factors = mutable_data<double>(seen_factors);
+    r.recorded = mutable_data<int64_t>(recorded);
+    r.counts = mutable_data<int64_t>(counts);
+    r.accepted = mutable_data<bool>(std::get<0>(outcome));
+    r.factor = mutable_data<double>(std::get<1>(outcome));
+    r.reason = mutable_data<Reason>(std::get<2>(outcome));
+    return outcome;
+  }
+};
+
+// The numbers that every round is set to.
+struct RoundSettings {
+  double lr, quantile, max_norm;
+  bool filter, receive, store_all, hold;
+
+  void check(const Check& check) const {
+    check.number("lr must be finite", lr, std::isfinite(lr));
+    check.number("quantile must lie in 0 to 1", quantile, quantile >= 0 && quantile <= 1);
+    check.number("max_norm must be positive", max_norm, max_norm > 0);
+  }
+
+  void put(Round& r) const {
+    r.lr = lr;
+    r.quantile = quantile;
+    r.max_norm = max_norm;
+    r.filter = filter;
+    r.receive = receive;
+    r.store_all = store_all;
+    r.hold = hold;
+  }
+};
+
+}  // namespace secureafl::SECUREAFL_KIND

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "lipschitz/lipschitz.h"
+#include "round/client.h"
+#include "round/verdict.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// The power of two that brings a row of this squared norm into float16: no value can be larger than the norm, nor than
+// any float, and the smallest normal number lies far below what d values of that norm have on average.
+SECUREAFL_FN float half_scale(double square) {
+  const int exponent = static_cast<int>(bits_of<uint64_t>(square) >> 52) - 1022;  // square < 2^exponent
+  const int scale = (exponent + 1) / 2 - 15;                                      // norm < 2^(scale + 15)
+  const int bounded = scale > 113 ? 113 : scale < -100 ? -100 : scale;            // 2^(113 + 15): no float reaches it
+  return square > 0 ? bits_of<float>(static_cast<uint32_t>(127 + bounded) << 23) : 1.0f;
+}
+
+// The factor of this update, or NaN where there is none.
+SECUREAFL_FN double factor_of(const Standing& before, const double* sums) {
+  return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
+}
+
+// From the sums over the update to what is done with it, and the factor into Q. By one thread.
+SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, const Tally& tally) {
+  const bool known = before.known;
+  const double factor = factor_of(before, sums);
+  const bool defined = has_factor(sums, known);
+  if (defined) r.seen_factors[before.place] = factor;
+  if (defined) r.recorded[before.list] = before.recorded + 1;
+  Verdict v{};
+  v.client = before.client;
+  const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down by less than 1
+  v.reason = judge(sums, known, r.filter, lies_above(tally, r.quantile, rounding));
+  const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
+  v.received = accepted && r.receive;
+  v.steps = accepted || !r.hold;
+  v.stored = r.store_all ? finite : accepted;
+  v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
+  v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
+  v.g_square = sums[kGG] * v.clip * v.clip;
+  v.y_scale = r.half ? half_scale(sums[kYY]) : 1.0f;
+  v.s_scale = r.half ? half_scale(sums[kSS]) : 1.0f;
+  const bool full = before.pairs == r.m;
+  v.slot = full ? before.oldest : before.pairs;
+  if (v.pushed) {
+    r.pairs[v.client] = before.pairs + !full;
+    r.oldest[v.client] = full ? (before.oldest + 1) % static_cast<int32_t>(r.m) : before.oldest;
+    r.scales[v.client * r.planes() + v.slot] = v.y_scale;
+    r.scales[v.client * r.planes() + r.m + v.slot] = v.s_scale;
+  }
+  *r.accepted = accepted;
+  *r.factor = factor;
+  *r.reason = v.reason;
+  r.counts[0] += accepted;
+  r.counts[1] += !accepted;
+  r.counts[2] += !finite;
+  return v;
+}
+
+// A coordinate's next value; one that would leave the floats stays.
+SECUREAFL_FN float stepped(const Round& r, const Verdict& v, float model, float direction) {
+  const float next = model - static_cast<float>(r.lr * direction);
+  return v.steps && isfinite(next) ? next : model;
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/launch.cuh"
+#include "round/round.h"
+
+// What round.cu asks of other files: of those that build the pass, one for each type that pairs are stored in, and of
+// phases.cu.
+
+namespace secureafl::cuda {
+
+// What the kernels of a round hand on to each other.
+struct Scratch {
+  double* judged;    // (kSums, judge blocks)
+  Verdict* verdict;  // ()
+  double* changes;   // (pass blocks, PassSums::count)
+  int64_t pass_blocks;
+};
+
+// How a pass is spread over the GPU.
+struct PassPlan {
+  int64_t blocks, threads, shared_bytes;
+};
+
+// S: float or __half. least_shared: bytes of shared memory without which there is no pass.
+template <typename S>
+int64_t least_shared(int64_t n, int64_t m);
+template <typename S>
+PassPlan plan_pass(const Launcher& launch, const Round& r);
+template <typename S>
+void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch);
+
+// judged (kSums, blocks)   out, sums (kSums)   changes (PassSums::count)
+void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out);
+void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict);
+void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes);
+void launch_renew(const Launcher& launch, const Round& r, const Verdict* verdict, const double* changes);
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,47 @@
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "round/ops_impl.h"
+#include "round/step_cpu.h"
+#include "round/tiles.h"
+
+namespace secureafl {
+
+struct CpuRound {
+  static constexpr bool kHostReads = true;
+
+  explicit CpuRound(const Tensor&) {}
+
+  static int64_t columns(const char* op, int64_t n, int64_t m) {
+    if (n < 1 || n > kMostClients || m < 1 || m > kMaxPairs) {
+      refuse(op, "slots must hold 1 to ", kMostClients, " clients and 1 to ", kMaxPairs, " pairs of each, got ", n,
+             " and ", m);
+    }
+    return kCpuColumns;
+  }
+
+  bool fits(int64_t, int64_t, bool, std::optional<int64_t>) const { return true; }
+
+  void step(const Round& r, const Tensor&) const { cpu::step(r); }
+
+  void update_sums(const Round& r, double* out, const Tensor&) const {
+    const std::vector<double> sums = cpu::update_sums(r);
+    std::copy(sums.begin(), sums.end(), out);
+  }
+
+  void apply(const Round& r, const double* sums, Verdict* verdict, double* changes, const Tensor&) const {
+    *verdict = cpu::judge_update(r, sums);
+    const std::vector<double> found = cpu::apply(r, *verdict);
+    std::copy(found.begin(), found.end(), changes);
+  }
+
+  void renew(const Round& r, const Verdict* verdict, const double* changes) const { cpu::renew(r, *verdict, changes); }
+
+  void refresh(const Round& r) const { cpu::refresh(r); }
+};
+
+}  // namespace secureafl
+
+SECUREAFL_REGISTER_STEP(CpuRound, CPU)

@@ -1,0 +1,213 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "round/check.h"
+#include "rules/check.h"
+
+// The ops on a server's state, from arguments to result, once for both devices. A Device brings
+//   step(round, like)      judge, pass, renew
+//   fits(n, m, half, shared_bytes)   whether it has the shared memory for that
+//   refresh(round)         factors from products alone
+//   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
+//   kHostReads             whether the host may look into tensors without waiting
+// and the same round in phases, between which ranks with a slice of the coordinates each add up their sums:
+//   update_sums(round, sums, like)                the sums over the update
+//   apply(round, sums, verdict, changes, like)    from these to the verdict; the pass, to the sums of PassSums
+//   renew(round, verdict, changes)                products and factors
+
+namespace secureafl::SECUREAFL_KIND {
+
+// The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
+// the pass.
+struct Given {
+  const Tensor &sums, &verdict, &changes;
+};
+
+// Without what is given a whole round; with it, judge and pass alone.
+template <typename Device>
+Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
+              int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
+              Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
+              Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
+              double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter, bool estimate,
+              bool receive, bool store_all, bool hold) {
+  const std::string rule = taken(rule_name);
+  const Check check(op, "models", models, /*two_byte_types=*/false);
+  check.shape("models", models, "(rows, d)", {-1, -1});
+  check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
+  const bool half = slots.scalar_type() == ScalarType::Half;
+  const int64_t d = models.size(1), tiles = slots.size(0), n = slots.size(2),
+                m = pairs_in(op, "slots", slots.size(1), n);
+  const int64_t columns = Device::columns(op, n, m);
+  check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
+  check.state("slots", slots, half ? ScalarType::Half : ScalarType::Float, "(ceil(d / columns), 2m, n, columns)",
+              {(d + columns - 1) / columns, 2 * m, n, columns});
+  check.state("last", last, ScalarType::Float, "(tiles, 2, n, columns)", {tiles, 2, n, columns});
+  check.aligned("slots", slots, 16);
+  check.aligned("last", last, 16);
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
+  if constexpr (Device::kHostReads) clients.check_values(check, n, m);
+  check.state("arrived", arrived, ScalarType::Int, "()", {});
+  check.trust(trust);
+  if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
+  const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
+  settings.check(check);
+  if (given != nullptr) {
+    check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, given->verdict, given->changes, n, m);
+  }
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
+                        models,        seen_factors, recorded,          counts};
+  arrival.check<Device>(check, op, n);
+  std::vector<Span> spans = clients.spans();
+  spans.insert(spans.end(),
+               {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
+  if (given != nullptr) {
+    spans.insert(spans.end(), {span_of("sums", given->sums, false), span_of("verdict", given->verdict, true),
+                               span_of("changes", given->changes, true)});
+  }
+  arrival.add_spans(spans);
+  check.apart(spans);
+
+  const Device device(models);
+  Round r{};
+  const Outcome outcome = arrival.put(r);
+  settings.put(r);
+  r.trust = trust;
+  r.rule = rule_named(op, rule);
+  r.trim = estimate ? trim : 0;  // an update alone is not trimmed
+  r.estimate = estimate;
+  r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
+  r.backwards = now_row % 2 == 1;
+  clients.put(n, m, r);
+  r.tiles = tiles;
+  r.columns = columns;
+  r.half = half;
+  r.slots = slots.mutable_data_ptr();
+  r.last = mutable_data<float>(last);
+  r.arrived = mutable_data<unsigned>(arrived);
+  if (given == nullptr) {
+    device.step(r, models);
+  } else {
+    device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
+                 mutable_data<double>(given->changes), models);
+  }
+  return outcome;
+}
+
+// The two ops that this is, with its arguments as they stand there.
+template <auto kRound>
+struct Rounds;
+template <typename... Args, Outcome (*kRound)(const char*, const Given*, Args...)>
+struct Rounds<kRound> {
+  static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
+
+  static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
+    const Given given{sums, verdict, changes};
+    return kRound("apply_", &given, std::forward<Args>(args)...);
+  }
+};
+
+// (5): the sums over the update that its verdict depends on
+template <typename Device>
+Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& trained_on, const Tensor& last) {
+  constexpr const char* op = "update_sums";
+  const Check check(op, "update", update, /*two_byte_types=*/false);
+  check.shape("update", update, "(d,)", {-1});
+  check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
+  const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
+  if (columns < 1 || n < 1) refuse(op, "last must hold clients and columns, got ", n, " and ", columns);
+  const int64_t tiles = (d + columns - 1) / columns;
+  check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
+  check.typed("update", update, ScalarType::Float, "(d,)", {d});
+  check.floats("trained_on", trained_on, "(d,)", {d});
+  check.state("client", client, ScalarType::Long, "(1,)", {1});
+  if constexpr (Device::kHostReads) check_client(op, client, n);
+  const Tensor received = dense(update), start = dense(trained_on);
+  const Device device(update);
+  const Tensor sums = allocate(update, ScalarType::Double, {kSums});
+  Round r{};
+  r.update = data<float>(received);
+  r.trained_on = data<float>(start);
+  r.client = data<int64_t>(client);
+  r.n = n;
+  r.d = d;
+  r.tiles = tiles;
+  r.columns = columns;
+  r.last = const_cast<float*>(data<float>(last));
+  device.update_sums(r, mutable_data<double>(sums), update);
+  return sums;
+}
+
+// The end of a round that `apply_` began.
+template <typename Device>
+void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
+           Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
+  constexpr const char* op = "renew_";
+  const Check check(op, "scales", scales, /*two_byte_types=*/false);
+  check.shape("scales", scales, "(n, 2m)", {-1, -1});
+  const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
+  check_changes(check, verdict, changes, n, m);
+  std::vector<Span> spans = clients.spans();
+  spans.insert(spans.end(), {span_of("verdict", verdict, false), span_of("changes", changes, false)});
+  check.apart(spans);
+  if constexpr (Device::kHostReads) {
+    clients.check_values(check, n, m);
+    const Verdict given = *data<Verdict>(verdict);
+    check.within("verdict must be of a client in", given.client, 0, n - 1);
+    check.within("verdict must be of a slot in", given.slot, 0, m - 1);
+  }
+  check.trust(trust);
+  Round r{};
+  r.trust = trust;
+  clients.put(n, m, r);
+  Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
+}
+
+// Whether this device has a round for so many clients and pairs. shared_bytes: of a block, if not the device's own.
+template <typename Device>
+bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, std::optional<int64_t> shared_bytes) {
+  constexpr const char* op = "round_fits";
+  Device::columns(op, clients, pairs);
+  return Device(like).fits(clients, pairs, half, shared_bytes);
+}
+
+// Factors from products alone, for a state that was put together elsewhere.
+template <typename Device>
+void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tensor factors, Tensor status,
+             const Tensor& pairs, const Tensor& oldest, const Tensor& seen, double trust) {
+  constexpr const char* op = "refresh_";
+  const Check check(op, "scales", scales, /*two_byte_types=*/false);
+  check.shape("scales", scales, "(n, 2m)", {-1, -1});
+  const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
+  const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
+  clients.check(check, n, m);
+  check.apart(clients.spans());
+  if constexpr (Device::kHostReads) clients.check_values(check, n, m);
+  check.trust(trust);
+  Round r{};
+  r.trust = trust;
+  clients.put(n, m, r);
+  Device(scales).refresh(r);
+}
+
+}  // namespace secureafl::SECUREAFL_KIND
+
+// At the foot of each device's file.
+#define SECUREAFL_REGISTER_STEP(Device, key)                                      \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
+    using Rounds = secureafl::Rounds<&secureafl::round<secureafl::Device>>;       \
+    m.impl("step_", TORCH_BOX(&Rounds::step));                                    \
+    m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
+    m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
+    m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
+    m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
+    m.impl("round_fits", TORCH_BOX(&secureafl::round_fits<secureafl::Device>));   \
+  }

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "round/client.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// One list of Q: the factors that it holds, and what each of them weighs, with the one that this round adds. With a
+// list for each client all clients weigh the same, however often they upload: else one that uploads often would choose
+// the quantile. Whole numbers, so that the order of the sum does not matter.
+struct FactorList {
+  uint32_t weight, held;
+};
+
+SECUREAFL_FN FactorList factor_list(const Round& r, const Standing& before, int64_t list) {
+  constexpr uint32_t kClient = 0xFFFFFFFF;
+  const int64_t recorded = recorded_of(r, list), after = recorded + (list == before.list);
+  const uint32_t held = static_cast<uint32_t>(recorded < r.room ? recorded : r.room);
+  const uint32_t counted = static_cast<uint32_t>(clamped(after, 1, r.room));
+  return {r.lists == 1 ? 1 : kClient / counted, held};
+}
+
+// Whether the new factor takes the place of one that this list holds.
+SECUREAFL_FN bool replaces(const Round& r, const Standing& before, int64_t list) {
+  return list == before.list && before.recorded >= r.room;
+}
+
+// On one thread, list by list: the inner loop vectorises.
+SECUREAFL_FN Tally tally_of(const Round& r, const Standing& before, double factor) {
+  Tally tally{};
+  for (int64_t list = 0; list < r.lists; ++list) {
+    const double* factors = r.seen_factors + list * r.room;
+    const FactorList all = factor_list(r, before, list);
+    int64_t below = 0;
+    for (int64_t i = 0; i < all.held; ++i) below += factors[i] < factor;
+    const bool replaced = replaces(r, before, list);
+    tally.below += all.weight * (below - (replaced && r.seen_factors[before.place] < factor));
+    tally.all += all.weight * (static_cast<int64_t>(all.held) - replaced);
+  }
+  return tally;
+}
+
+// On many threads, first the lists (r.lists), a thread each: a division is long code, and not to be had for each
+// factor. All threads must meet before another reads them. What this thread's lists add to Tally::all.
+template <typename Team>
+SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const Standing& before, FactorList* lists) {
+  int64_t sum = 0;
+  SECUREAFL_ROLLED
+  for (int i = team.rank(); i < static_cast<int>(r.lists); i += Team::kSize) {
+    const FactorList list = lists[i] = factor_list(r, before, i);
+    sum += list.weight * (static_cast<int64_t>(list.held) - replaces(r, before, i));
+  }
+  return sum;
+}
+
+// Then the factors: each thread takes every Team::kSize-th place of Q, kBatch loads at a time. A place's list follows
+// from that of the last place, again without a division.
+template <typename Team, int kBatch>
+class FactorWalk {
+ public:
+  SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const Standing& before)
+      : factors_(r.seen_factors),
+        places_(static_cast<uint32_t>(r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room)),
+        room_(static_cast<uint32_t>(r.room)),
+        lists_each_(Team::kSize / room_),
+        rest_(Team::kSize % room_),
+        replaced_(static_cast<uint32_t>(before.place)),
+        place_(team.rank()),
+        list_(place_ / room_),
+        offset_(place_ % room_) {}
+
+  SECUREAFL_FN bool more() const { return place_ < places_; }
+
+  SECUREAFL_FN void fetch() {
+    SECUREAFL_UNROLLED
+    for (int j = 0; j < kBatch; ++j) {
+      const uint32_t place = place_ + j * Team::kSize;
+      fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // not below anything
+    }
+  }
+
+  // What those of the batch weigh that lie below `factor`.
+  SECUREAFL_FN int64_t below(const FactorList* lists, double factor) {
+    int64_t sum = 0;
+    SECUREAFL_UNROLLED
+    for (int j = 0; j < kBatch; ++j) {
+      if (fetched_[j] < factor && place_ != replaced_) {
+        const FactorList list = lists[list_];
+        sum += offset_ < list.held ? list.weight : 0;
+      }
+      place_ += Team::kSize;
+      list_ += lists_each_;
+      offset_ += rest_;
+      if (offset_ >= room_) {
+        offset_ -= room_;
+        ++list_;
+      }
+    }
+    return sum;
+  }
+
+ private:
+  const double* factors_;
+  uint32_t places_, room_, lists_each_, rest_, replaced_, place_, list_, offset_;
+  double fetched_[kBatch];
+};
+
+}  // namespace secureafl::SECUREAFL_KIND

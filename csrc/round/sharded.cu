@@ -1,0 +1,99 @@
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+
+#include "common/team.cuh"
+#include "round/judge.cuh"
+#include "round/launches.h"
+#include "round/renew.h"
+
+// A round in phases: what judge_kernel and renew_kernel do, cut where ranks add up their sums. Each sum is taken in the
+// same order as there, so that a group of one rank has the same bits as no group. A file of its own: beside these, the
+// compiler would write others for judge_kernel.
+
+namespace secureafl::cuda {
+
+// judged (kSums, blocks)
+static __global__ void update_sums_kernel(Round r, double* judged) {
+  double sums[kSums] = {};
+  add_coordinates(r, client_of(r), sums);
+  block_sums(sums);
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < kSums; ++i) judged[i * gridDim.x + blockIdx.x] = sums[i];
+}
+
+// One block.      judged (kSums, blocks)   out (kSums)
+static __global__ void add_up_kernel(const double* judged, int blocks, double* out) {
+  double sums[kSums] = {};
+  for (int b = threadIdx.x; b < blocks; b += kJudgeThreads) {
+    for (int i = 0; i < kSums; ++i) sums[i] += judged[i * blocks + b];
+  }
+  block_sums(sums);
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < kSums; ++i) out[i] = sums[i];
+}
+
+// One block.      sums (kSums)
+static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
+  __shared__ FactorList lists[kMostClients];
+  const Standing before = standing_of(r);
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  __syncthreads();
+  for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
+    walk.fetch();
+    tally.below += walk.below(lists, factor_of(before, sums));
+  }
+  tally = block_tally(tally);
+  if (threadIdx.x == 0) *verdict = decide(r, before, sums, tally);
+}
+
+// A warp for each sum of the pass, and a thread for each client's account.      changes (PassSums::count)
+static __global__ void collect_kernel(Round r, Scratch scratch, double* changes) {
+  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
+  const int64_t count = PassSums{r.n, r.m}.count();
+  const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (const int64_t i = thread / 32; i < count) {
+    double sum = 0;
+    for (int64_t b = warp.thread_rank(); b < scratch.pass_blocks; b += 32) sum += scratch.changes[b * count + i];
+    sum = cg::reduce(warp, sum, cg::plus<double>());
+    if (warp.thread_rank() == 0) changes[i] = sum;
+  }
+  if (thread >= r.n) return;
+  const Verdict v = *scratch.verdict;
+  if (int64_t* counted = counted_at(r, v, thread)) atomicAdd(reinterpret_cast<unsigned long long*>(counted), 1ull);
+  if (thread == v.client && v.stored) r.seen[thread] = true;
+}
+
+// One warp per client.      changes (PassSums::count)
+static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const double* changes) {
+  extern __shared__ double shared[];  // (2m + 1): of the client's slots and x with the step; then solve_scratch
+  const WarpTeam team;
+  const PassSums at{r.n, r.m};
+  const int k = blockIdx.x, planes = static_cast<int>(r.planes());
+  // slot(2m, k) is x(k)
+  for (int j = team.rank(); j <= planes; j += WarpTeam::kSize) shared[j] = changes[at.slot(j, k)];
+  team.sync();
+  renew_products(team, r, *verdict, k, shared, changes + at.own_x(0));
+  solve_client(team, r, k, shared + planes + 1);
+}
+
+void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out) {
+  launch(update_sums_kernel, blocks, kJudgeThreads, 0, r, judged);
+  launch(add_up_kernel, 1, kJudgeThreads, 0, judged, static_cast<int>(blocks), out);
+}
+
+void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict) {
+  launch(decide_kernel, 1, kJudgeThreads, 0, r, sums, verdict);
+}
+
+void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes) {
+  constexpr int kThreads = 256;
+  const int64_t threads = 32 * PassSums{r.n, r.m}.count();
+  launch(collect_kernel, (threads + kThreads - 1) / kThreads, kThreads, 0, r, scratch, changes);
+}
+
+void launch_renew(const Launcher& launch, const Round& r, const Verdict* verdict, const double* changes) {
+  const int64_t doubles = rows_of(r.m) + solve_scratch(r.m);
+  launch(renew_given_kernel, r.n, 32, doubles * static_cast<int64_t>(sizeof(double)), r, verdict, changes);
+}
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "common/team.h"
+#include "round/judge_cpu.h"
+#include "round/pass_cpu.h"
+#include "round/renew.h"
+
+// A round in the three steps of math/round.h, each on all threads.
+
+namespace secureafl::cpu {
+
+// Calls each(k, scratch) for every client; scratch (solve_scratch(m))
+template <typename Each>
+void for_clients(const Round& r, const Each& each) {
+  torch::stable::parallel_for(0, r.n, 8, [&](int64_t begin, int64_t end) {
+    std::vector<double> scratch(static_cast<size_t>(solve_scratch(r.m)));
+    for (int64_t k = begin; k < end; ++k) each(k, scratch.data());
+  });
+}
+
+// -> the sums of PassSums (count())
+inline std::vector<double> apply(const Round& r, const Verdict& v) {
+  std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
+  for (int64_t k = 0; k < r.n; ++k) {
+    if (int64_t* count = counted_at(r, v, k)) ++*count;
+  }
+  if (v.stored) r.seen[v.client] = true;
+  return sums;
+}
+
+// sums: of PassSums (count())
+inline void renew(const Round& r, const Verdict& v, const double* sums) {
+  const PassSums at{r.n, r.m};
+  for_clients(r, [&](int64_t k, double* scratch) {
+    for (int64_t j = 0; j <= r.planes(); ++j) scratch[j] = sums[at.slot(j, k)];  // slot(2m, k) is x(k)
+    renew_products(Solo(), r, v, k, scratch, sums + at.own_x(0));
+    solve_client(Solo(), r, k, scratch);
+  });
+}
+
+inline void step(const Round& r) {
+  const Verdict v = judge_update(r, update_sums(r).data());
+  renew(r, v, apply(r, v).data());
+}
+
+inline void refresh(const Round& r) {
+  for_clients(r, [&](int64_t k, double* scratch) { solve_client(Solo(), r, k, scratch); });
+}
+
+}  // namespace secureafl::cpu

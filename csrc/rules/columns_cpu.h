@@ -1,0 +1,168 @@
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "rules/network_cpu.h"
+#include "rules/rank.h"
+
+// The rule over each column of rows (n, d), some columns at a time, never n x d: up to kMostSorted rows with a sorting
+// network over a tile of columns, more of them column by column with the search that the GPU uses.
+
+namespace secureafl::cpu {
+
+// The network grows faster than its rows and the search does not, and a tile of so many is all that a small L2 holds.
+constexpr int64_t kMostSorted = 1024;
+
+// Tiles filled together: memory gives two kilobytes of a row sooner than eight times a quarter of one.
+constexpr int64_t kStrip = 8;
+
+// tiles (kStrip, count): the keys of the rows kept (count) at the coordinates from `start` up to `stop`.
+template <typename Rows, typename K>
+void fill_strip(const Rows& rows, const std::vector<int64_t>& kept, int64_t start, int64_t stop, TileRow<K>* tiles) {
+  constexpr int64_t kWidth = TileRow<K>::kWidth;
+  for (const int64_t k : kept) {
+    TileRow<K>* row = tiles++;
+    for (int64_t c = start; c < stop; c += kWidth, row += kept.size()) {
+      if (c + kWidth <= stop) {
+        rows.keys(k, c, row->keys);
+      } else {
+        for (int64_t i = 0; i < stop - c; ++i) row->keys[i] = rows.key(k, c + i);
+      }
+    }
+  }
+}
+
+// out (kWidth): mean of the rows first .. last of tile. If sorted, as reduce_column has it: values that are all alike
+// give just that value, and two are halved without overflow.
+template <typename T>
+void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool sorted, T* out) {
+  constexpr int kWidth = TileRow<Key<T>>::kWidth;
+  const Key<T>*low = tile[first].keys, *high = tile[last].keys;
+  if (sorted && last - first < 2) {
+    for (int c = 0; c < kWidth; ++c) out[c] = midpoint(from_key<T>(low[c]), from_key<T>(high[c]));
+    return;
+  }
+  double sum[kWidth] = {};
+  for (int64_t row = first; row <= last; ++row) {
+    for (int c = 0; c < kWidth; ++c) sum[c] += from_key<T>(tile[row].keys[c]);
+  }
+  const double left = static_cast<double>(last - first + 1);
+  for (int c = 0; c < kWidth; ++c) {
+    out[c] = sorted && low[c] == high[c] ? from_key<T>(low[c]) : static_cast<T>(sum[c] / left);
+  }
+}
+
+// Ranks that a rule takes the mean of.
+struct Ranks {
+  int64_t first, last;
+
+  bool empty() const { return first > last; }
+};
+
+inline Ranks ranks_kept(Rule rule, int64_t trim, int64_t count) {
+  const int64_t first = dropped(rule, static_cast<int32_t>(std::min(trim, count)), static_cast<int32_t>(count));
+  return {first, count - first - 1};
+}
+
+// kept: the rows that take part.
+template <typename Rows, typename out_t>
+void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule, int64_t trim, out_t* out) {
+  using T = typename Rows::value_type;
+  using Row = TileRow<Key<T>>;
+  constexpr int64_t kWidth = kStrip * Row::kWidth;
+  const int64_t count = static_cast<int64_t>(kept.size()), d = rows.d;
+  const Ranks ranks = ranks_kept(rule, trim, count);
+  if (ranks.empty()) {
+    std::fill(out, out + d, out_t(0));
+    return;
+  }
+  const bool sorted = rule != Rule::kMean;
+  const auto network = sorted ? selection_network(count, ranks.first, ranks.last) : std::vector<Step>();
+  torch::stable::parallel_for(0, (d + kWidth - 1) / kWidth, 1, [&](int64_t begin, int64_t end) {
+    std::vector<Row> tiles(static_cast<size_t>(kStrip * count));  // (kStrip, count)
+    for (int64_t start = begin * kWidth; start < std::min(d, end * kWidth); start += kWidth) {
+      const int64_t stop = std::min(d, start + kWidth);
+      fill_strip(rows, kept, start, stop, tiles.data());
+      Row* tile = tiles.data();
+      for (int64_t c = start; c < stop; c += Row::kWidth, tile += count) {
+        apply(network, tile);
+        T means[Row::kWidth];
+        mean_rows(tile, ranks.first, ranks.last, sorted, means);
+        std::copy(means, means + std::min<int64_t>(Row::kWidth, stop - c), out + c);
+      }
+    }
+  });
+}
+
+// One column's keys, side by side so that the loops vectorise.
+template <typename T>
+struct KeyColumn {
+  const Key<T>* keys;  // (n)
+  int64_t n;
+
+  bool all(bool own) const { return own; }
+  int32_t kept() const { return count_below(kAbsent<T>); }
+
+  int32_t count_below(Key<T> bound) const {
+    Key<T> count = 0;
+    for (int64_t k = 0; k < n; ++k) count += keys[k] < bound;
+    return static_cast<int32_t>(count);
+  }
+
+  Key<T> least_from(Key<T> bound) const {
+    Key<T> least = kAbsent<T>;
+    for (int64_t k = 0; k < n; ++k) least = keys[k] >= bound && keys[k] < least ? keys[k] : least;
+    return least;
+  }
+
+  Key<T> greatest_below(Key<T> bound) const {
+    Key<T> greatest = 0;
+    for (int64_t k = 0; k < n; ++k) greatest = keys[k] < bound && keys[k] > greatest ? keys[k] : greatest;
+    return greatest;
+  }
+
+  double sum_between(Key<T> low, Key<T> high) const {
+    double sum = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      if (keys[k] > low && keys[k] < high) sum += from_key<T>(keys[k]);
+    }
+    return sum;
+  }
+};
+
+template <typename Rows, typename out_t>
+void search_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
+  using T = typename Rows::value_type;
+  constexpr int64_t kTile = 32;  // columns: two cache lines of a float32 row
+  const int64_t n = rows.n, tiles = (rows.d + kTile - 1) / kTile;
+  torch::stable::parallel_for(0, tiles, 1, [&](int64_t begin, int64_t end) {
+    std::vector<Key<T>> keys(static_cast<size_t>(kTile * n));  // (kTile, n)
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t start = tile * kTile, width = std::min(kTile, rows.d - start);
+      for (int64_t k = 0; k < n; ++k) {
+        for (int64_t c = 0; c < width; ++c) keys[c * n + k] = rows.key(k, start + c);
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        const KeyColumn<T> column{keys.data() + c * n, n};
+        out[start + c] = static_cast<out_t>(reduce_column<T>(column, rule, trim));
+      }
+    }
+  });
+}
+
+// out (d)
+template <typename Rows, typename out_t>
+void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
+  std::vector<int64_t> kept;
+  for (int64_t k = 0; k < rows.n; ++k) {
+    if (rows.takes_part(k)) kept.push_back(k);
+  }
+  if (static_cast<int64_t>(kept.size()) > kMostSorted) return search_columns(rows, rule, trim, out);
+  sort_columns(rows, kept, rule, trim, out);
+}
+
+}  // namespace secureafl::cpu

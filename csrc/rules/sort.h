@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "common/host_device.h"
+
+// Batcher's odd-even merge sort of one column's keys held (kCount), written out by the compiler: a fixed list of
+// exchanges that never branches on a key. Sizes are powers of two; where there are fewer keys, the rest are imagined as
+// larger than all: an exchange with one of them changes nothing and is left out. So is, by the compiler, all that no
+// wanted key depends on.
+
+namespace secureafl::SECUREAFL_KIND {
+
+SECUREAFL_BOTH int64_t power_of_two(int64_t count) {
+  int64_t size = 1;
+  while (size < count) size *= 2;
+  return size;
+}
+
+template <int kLow, int kHigh, int kCount, typename K>
+SECUREAFL_FN void exchange(K (&held)[kCount]) {
+  if constexpr (kHigh < kCount) {
+    const K a = held[kLow], b = held[kHigh];  // by value: std::min's references do not vectorise
+    held[kLow] = a < b ? a : b;
+    held[kHigh] = a < b ? b : a;
+  }
+}
+
+template <int kFirst, int kStride, int kCount, typename K, int... kPairs>
+SECUREAFL_FN void exchange_pairs(K (&held)[kCount], std::integer_sequence<int, kPairs...>) {
+  (exchange<kFirst + (2 * kPairs + 1) * kStride, kFirst + (2 * kPairs + 2) * kStride>(held), ...);
+}
+
+template <int kFirst, int kStride, int kSize, int kCount, typename K>
+SECUREAFL_FN void merge_held(K (&held)[kCount]) {
+  if constexpr (kSize == 2) {
+    exchange<kFirst, kFirst + kStride>(held);
+  } else {
+    merge_held<kFirst, 2 * kStride, kSize / 2>(held);
+    merge_held<kFirst + kStride, 2 * kStride, kSize / 2>(held);
+    exchange_pairs<kFirst, kStride>(held, std::make_integer_sequence<int, kSize / 2 - 1>());
+  }
+}
+
+template <int kFirst, int kSize, int kCount, typename K>
+SECUREAFL_FN void sort_held(K (&held)[kCount]) {
+  if constexpr (kSize > 1) {
+    sort_held<kFirst, kSize / 2>(held);
+    sort_held<kFirst + kSize / 2, kSize / 2>(held);
+    merge_held<kFirst, 1, kSize>(held);
+  }
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

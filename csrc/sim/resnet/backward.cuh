@@ -1,0 +1,243 @@
+#pragma once
+
+#include "sim/resnet/forward.cuh"
+
+// ResNet-20's way back, and the mean of the images' gradients.
+
+namespace secureafl::cuda {
+
+// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz, whose lift it returns.
+// z: what the convolution gave; that, normalized, afterwards. All have left the last convolution when it calls
+// `meanwhile`, for what takes time.
+template <int C, typename What>
+__device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z, Tiles<C>& dy, const What& meanwhile) {
+  constexpr int kDown = Level<C>::kDown;
+  constexpr float kCount = 8 * Level<C>::kPixels;
+  Tiles<C>& normal = z;
+  const Norms<C> norms = norms_of<C>(image, conv);
+  uint32_t most = 0;
+  float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
+  for_tiles<C>([&](int i, int j, int e) {
+    normal[i][j][e] = norms(j, e).normal(normal[i][j][e]);
+    sums[j][e % 2][0] += dy[i][j][e];
+    sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
+    dy[i][j][e] *= norms(j, e).gamma * norms(j, e).scale;
+    most = larger(most, bits_of(dy[i][j][e]));
+  });
+  most = most_of_warp(most);
+  if (threadIdx.x % 32 == 0) image.at.most[threadIdx.x / 32] = most;
+  const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
+  const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
+  const float gamma = own_j ? own_e ? norms(1, 1).gamma : norms(1, 0).gamma : first;
+  float whole = gamma * sum_channels<C>(image.at, sums);  // of the group: its eight channels
+#pragma unroll
+  for (int i = 0; i < 3; ++i) whole += __shfl_xor_sync(0xffffffffu, whole, i < 2 ? 1 << i : 8);
+  float2* parts = image.at.groups + Level<C>::group(own_j) * kDown;
+  if (threadIdx.x % 4 == 0 && !own_e) (&parts[Level<C>::down()].x)[own_sum] = whole;
+  __syncthreads();
+  meanwhile();
+  for (int c = threadIdx.x; c < C; c += kThreads) {
+    const float2 total = total_of<C>(image.at, c);
+    image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
+  }
+  const float2 part = parts[threadIdx.x % kDown];
+  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);    // means of dy gamma
+  const Two of_both = both(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
+  for_tiles<C>(
+      [&](int i, int j, int e) { dy[i][j][e] -= norms(j, e).scale * (of_dy.of[j] + normal[i][j][e] * of_both.of[j]); });
+  // A mean is no larger than the largest, nor is the other, whose factor has at most 91 deviations: 2^9 times 93 at
+  // most.
+  const float lift = lift_of(most_of_warp(image.at.most[threadIdx.x % kSixteen])) / 64;
+  store_plane<C>(dy, lift, image.at.dz);
+  return lift;
+}
+
+// Where that lies which the convolution `conv` convolved: a block's input, or the first convolution's output.
+__device__ inline const float* input_of(const Image& image, int conv) {
+  return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
+}
+// What lies there -> the plane x, and where the ReLU that made it lets through.
+template <int In>
+__device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& input) {
+  if (conv % 2 == 0) {
+    const Norms<In> norms = norms_of<In>(image, conv - 1);
+    for_tiles<In>([&](int i, int j, int e) {
+      const Norm& norm = norms(j, e);
+      input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
+    });
+  }
+  store_plane<In>(input, image.at.lift[conv], image.at.x);
+  return open_of<In>(input);
+}
+
+// The gradient of a convolution's weights, once the planes x and dz are there, and its weights.
+template <int In, int C>
+__device__ inline void weights_backward(const Image& image, int conv, float lift_dz) {
+  await_copies();
+  __syncthreads();
+  weight_products<In, C>(image.at, inverse(image.at.lift[conv] * lift_dz), image.part + image.net.packed[conv]);
+}
+
+// The gradient of its input, spread where the levels differ, which is added to dx.
+template <int In, int C>
+__device__ inline void input_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx) {
+  const float lift = lift_dz * image.at.lift_weights[conv];
+  scale<In>(dx, lift);
+  convolve_back<In, C>(image.at, dx);
+  scale<In>(dx, inverse(lift));
+}
+
+// The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
+// first convolution, which comes from elsewhere, and its lift. open: where the ReLU lets through that made the level's
+// output -> its input. Everything is asked for some time before it is needed.
+template <int C>
+__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
+  constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
+  Tiles<C> z, input;
+  load_tiles<C>(image.memory + image.net.z[last], z);
+#pragma unroll 1
+  for (int conv = last;; --conv) {
+    pass<C>(open, dy);
+    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
+    const float lift = norm_backward<C>(image, conv, z, dy, [&] {
+      if (conv > 0) fetch_weights(image, conv, true);
+      if (conv == first) return;
+      if constexpr (kRoom) {
+        load_tiles<C>(input_of(image, conv), input);
+      } else {
+        copy_tiles<C>(input_of(image, conv), image.at.many);
+      }
+    });
+    if (conv == first) return lift;
+    const auto begin = [&] {  // the sums that become dy
+      for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
+      if (conv % 2) load_tiles<C>(image.past(conv), dy);
+    };
+    if (kRoom) begin();
+    if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
+    if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
+    if (!kRoom) take_copied<C>(image.at.many, input);
+    open = store_input<C>(image, conv, input);
+    weights_backward<C, C>(image, conv, lift);
+    if (!kRoom) begin();
+    load_tiles<C>(image.memory + image.net.z[conv - 1], z);
+    input_backward<C, C>(image, conv, lift, dy);
+  }
+}
+
+// The first convolution of a level, which comes from the one before: dx, the gradient of its input. Ends with the plane
+// dz free for that level.
+template <int In, int C>
+__device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
+  const float* past = image.past(conv);
+  float* other = image.past(conv - 1);
+  load_tiles<In>(input_of(image, conv), dx);
+  expect(input_of(image, conv - 1), In);
+  expect(image.memory + image.net.z[conv - 1], In);
+  open = store_input<In>(image, conv, dx);
+  clear_frame<In>(image.at.x);
+  weights_backward<In, C>(image, conv, lift);
+  for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
+  input_backward<In, C>(image, conv, lift, dx);
+  for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
+    const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
+    if (y % 2 || x % 2) return;
+    const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
+    dx[i][j][2 * row] += at[0], dx[i][j][2 * row + 1] += at[1];
+  });
+  store_tiles<In, true>(dx, other);
+  __syncthreads();
+  load_tiles<In>(other, dx);
+  clear_plane<In>(image.at.dz);
+}
+
+// The loss's gradient, from these on: of the last layer, and dout, of the last block's output.
+__device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& dout) {
+  const Resnet& net = image.net;
+  const int outputs = outputs_of(net);
+  float *features = image.at.features, *logits = image.at.logits;
+  float most = logits[0], whole = 0;
+  for (int k = 1; k < outputs; ++k) most = logits[k] > most ? logits[k] : most;
+  for (int k = 0; k < outputs; ++k) whole += expf(logits[k] - most);
+  __syncthreads();
+  for (int k = threadIdx.x; k < outputs; k += kThreads) {
+    const float wanted = net.classes ? k == net.label[i] : net.target[i];
+    logits[k] = net.classes ? expf(logits[k] - most) / whole - wanted : 2 * (logits[k] - wanted);
+    image.head_part()[outputs * 64 + k] = logits[k];
+  }
+  __syncthreads();
+  for (int k = threadIdx.x; k < outputs * 64; k += kThreads) {
+    image.head_part()[k] = logits[k / 64] * features[k % 64];
+  }
+  __syncthreads();
+  const float* weight = net.vector + net.head;  // (outputs, 64)
+  for (int c = threadIdx.x; c < 64; c += kThreads) {
+    float sum = 0;
+    for (int k = 0; k < outputs; ++k) sum = fmaf(logits[k], weight[k * 64 + c], sum);
+    features[c] = sum / 64;
+  }
+  __syncthreads();
+  for_pairs<64, false>([&](int m, int j, int row, int, int channel) {
+    dout[m][j][2 * row] = features[channel], dout[m][j][2 * row + 1] = features[channel + 1];
+  });
+}
+
+// Block: an image.
+static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) {
+  Shared& at = shared_memory<Shared>();
+  const int64_t i = blockIdx.x;
+  const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, net.parts + i * net.part};
+  forward_all<true>(image);
+
+  Tiles<64> d64;
+  Tiles<32> d32;
+  Tiles<16> d16;
+  uint32_t open = take_outputs(image);
+  head_backward(image, i, d64);
+  clear_plane<64>(at.dz);
+  float lift = level_backward<64>(image, 13, 18, d64, open);
+  halving_backward<32, 64>(image, 13, lift, d32, open);
+  lift = level_backward<32>(image, 7, 12, d32, open);
+  halving_backward<16, 32>(image, 7, lift, d16, open);
+  lift = level_backward<16>(image, 0, 6, d16, open);
+  load_image(image);
+  weights_backward<16, 16>(image, 0, lift);
+}
+
+// Where a number of an image's gradient belongs in a vector; -1: nowhere.
+__device__ inline int place_of(const Resnet& net, int i) {
+  const auto conv_at = [](const int* first, int at) {
+    int conv = kConvs - 1;
+    while (first[conv] > at) --conv;
+    return conv;
+  };
+  if (i < net.packs) {  // (pairs, 9, 32, 4)
+    const int conv = conv_at(net.packed, i), within = i - net.packed[conv], in = inputs_of(conv);
+    const int e = within % 4, lane = within / 4 % 32, tap = within / 128 % 9, pair = within / 1152;
+    const int o = pair / (in / 8) * 16 + lane / 4 + e / 2 * 8, k = pair % (in / 8) * 8 + lane % 4 * 2 + e % 2;
+    const int real = real_inputs_of(conv, net.channels);
+    return k < real ? net.weight[conv] + (o * real + k) * 9 + tap : -1;
+  }
+  const int at = i - net.packs;
+  if (at < net.norms) {
+    const int conv = conv_at(net.norm, at), real = real_inputs_of(conv, net.channels);
+    return net.weight[conv] + channels_of(conv) * real * 9 + at - net.norm[conv];
+  }
+  const int to = net.head + at - net.norms;
+  return to < net.size ? to : -1;
+}
+
+// The mean of the images' gradients, in their order.    parts (minibatches, batch, part) -> result (minibatches, size)
+static __global__ void __launch_bounds__(256) mean_kernel(Resnet net) {
+  const int64_t blocks = (net.part + 255) / 256, minibatch = blockIdx.x / blocks;
+  const int i = static_cast<int>(blockIdx.x % blocks) * 256 + threadIdx.x;
+  const int to = i < net.part ? place_of(net, i) : -1;
+  if (to < 0) return;
+  const float* from = net.parts + minibatch * net.batch * net.part + i;
+  float sum = 0;
+#pragma unroll 8
+  for (int k = 0; k < net.batch; ++k) sum += from[k * static_cast<int64_t>(net.part)];
+  net.result[minibatch * net.size + to] = sum / static_cast<float>(net.batch);
+}
+
+}  // namespace secureafl::cuda

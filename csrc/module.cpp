@@ -8,7 +8,7 @@
 
 namespace {
 
-// What the compiler was allowed to use: plain loops become these vectors.
+// The instruction set that the compiler was allowed to use.
 const char* simd() {
 #if defined(__AVX512F__)
   return "avx512";
@@ -65,8 +65,8 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, kFunctions, nul
 PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&kModule);
   if (module == nullptr) return nullptr;
-  const bool failed = PyModule_AddIntConstant(module, "MOST_CLIENTS", secureafl::kMostClients) ||
-                      PyModule_AddIntConstant(module, "MOST_GPU_PAIRS", secureafl::kMostGpuPairs) ||
+  const bool failed = PyModule_AddIntConstant(module, "MOST_CLIENTS", secureafl::kMaxClients) ||
+                      PyModule_AddIntConstant(module, "MOST_GPU_PAIRS", secureafl::kMaxGpuPairs) ||
                       PyModule_AddIntConstant(module, "VERDICT_BYTES", sizeof(secureafl::Verdict));
   if (!failed) return module;
   Py_DECREF(module);

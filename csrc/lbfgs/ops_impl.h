@@ -8,16 +8,16 @@
 #include "lbfgs/aggregate.h"
 #include "lbfgs/check.h"
 
-// estimate and aggregate from arguments to result, once for both devices: check, allocate, hand plain pointers over.
-// A Device brings the loops over memory:
-//   solve_all(history, wanted, trust, factors, status, like)   the correction of every wanted client
-//   write_estimates(history, corrections, out)                 n x d of them
-//   reduce_columns(rows, rule, trim, out)                      the rule over each column
-// kHostReads says whether the host may look into tensors without waiting; `like` places scratch memory.
+// The ops estimate and aggregate for both devices: check arguments, allocate, pass plain pointers. A Device has
+//   solve_all(history, wanted, trust, factors, status, like)   solves for the correction of every wanted client
+//   write_estimates(history, corrections, out)                 writes all estimates (n, d)
+//   reduce_columns(rows, rule, trim, out)                      applies the rule to each column
+//   kHostReads                                                 true if the host can read tensors without waiting
+// like: a tensor on the device where scratch memory is allocated.
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The solved corrections and the tensors that hold them.
+// The corrections and the tensors that own them.
 struct Solved {
   Tensor factors;  // (n, 2m + 1) float64
   Tensor status;   // (n) int32
@@ -42,7 +42,7 @@ Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& l
   const Wanted all{nullptr, -1};
   if constexpr (Device::kHostReads) check_pairs("estimate", tensors, all);
   Tensor out = allocate(model, model.scalar_type(), {last_updates.size(0), model.size(0)});
-  visit_wide(model.scalar_type(), [&](auto zero) {
+  dispatch_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
     const Solved solved = solve_clients(device, h, all, trust, tensors.model);
@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
                                             const Tensor& last_models, const Tensor& dw, const Tensor& dg,
                                             const Tensor& pairs, const Tensor& seen, double trust,
                                             StringHandle rule_name, int64_t trim) {
-  const std::string name = taken(rule_name);
+  const std::string name = take_string(rule_name);
   const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
   const Rule rule = check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), name, trim);
   const Device device(model);
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
   if constexpr (Device::kHostReads) check_pairs("aggregate", tensors, wanted);
   Tensor out = allocate(model, model.scalar_type(), {model.size(0)});
   Tensor status;
-  visit_wide(model.scalar_type(), [&](auto zero) {
+  dispatch_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
     const Solved solved = solve_clients(device, h, wanted, trust, tensors.model);
@@ -88,7 +88,7 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_LBFGS(Device, key)                                               \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                            \
     m.impl("estimate", TORCH_BOX(&secureafl::estimate<secureafl::Device>));                 \

@@ -8,34 +8,35 @@
 #include "round/check.h"
 #include "rules/check.h"
 
-// The ops on a server's state, from arguments to result, once for both devices. A Device brings
-//   step(round, like)      judge, pass, renew
-//   fits(n, m, half, shared_bytes)   whether it has the shared memory for that
-//   refresh(round)         factors from products alone
-//   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
-//   kHostReads             whether the host may look into tensors without waiting
-// and the same round in phases, between which ranks with a slice of the coordinates each add up their sums:
-//   update_sums(round, sums, like)                the sums over the update
-//   apply(round, sums, verdict, changes, like)    from these to the verdict; the pass, to the sums of PassSums
-//   renew(round, verdict, changes)                products and factors
+// The ops of a round for both devices: check arguments, allocate, pass plain pointers. A Device has
+//   step(round, like)                     a whole round: judge, pass, renew
+//   fits(n, m, half, shared_bytes)        true if the shared memory is large enough for a round
+//   refresh(round)                        computes factors from products
+//   columns(op, n, m)                     coordinates per tile; throws if n or m is not supported
+//   kHostReads                            true if the host can read tensors without waiting
+// The same round in phases, for ranks that hold a slice of the coordinates each. The caller adds up the sums of all
+// ranks between the phases:
+//   update_sums(round, sums, like)                sums over the update
+//   apply(round, sums, verdict, changes, like)    judge and pass; changes: the sums of PassSums
+//   renew(round, verdict, changes)                updates products and factors
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
-// the pass.
-struct Given {
+// Arguments of `apply_` beyond those of `step_`: the sums over the update (of all ranks), and the outputs for `renew_`:
+// the verdict and the sums of the pass (of this rank).
+struct PhaseBuffers {
   const Tensor &sums, &verdict, &changes;
 };
 
-// Without what is given a whole round; with it, judge and pass alone.
+// A whole round (`step_`) if buffers is null, else only judge and pass (`apply_`).
 template <typename Device>
-Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
-              int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
-              Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
-              Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
-              double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter, bool estimate,
-              bool receive, bool store_all, bool hold) {
-  const std::string rule = taken(rule_name);
+Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update, const Tensor& client,
+              const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
+              Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest,
+              Tensor seen, Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr,
+              double quantile, double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter,
+              bool estimate, bool receive, bool store_all, bool hold) {
+  const std::string rule = take_string(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
@@ -57,9 +58,9 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
-  if (given != nullptr) {
-    check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
-    check_changes(check, given->verdict, given->changes, n, m);
+  if (buffers != nullptr) {
+    check.state("sums", buffers->sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, buffers->verdict, buffers->changes, n, m);
   }
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
@@ -67,53 +68,53 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(),
                {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
-  if (given != nullptr) {
-    spans.insert(spans.end(), {span_of("sums", given->sums, false), span_of("verdict", given->verdict, true),
-                               span_of("changes", given->changes, true)});
+  if (buffers != nullptr) {
+    spans.insert(spans.end(), {span_of("sums", buffers->sums, false), span_of("verdict", buffers->verdict, true),
+                               span_of("changes", buffers->changes, true)});
   }
   arrival.add_spans(spans);
-  check.apart(spans);
+  check.no_overlap(spans);
 
   const Device device(models);
   Round r{};
-  const Outcome outcome = arrival.put(r);
-  settings.put(r);
+  const Outcome outcome = arrival.fill(r);
+  settings.fill(r);
   r.trust = trust;
   r.rule = rule_named(op, rule);
-  r.trim = estimate ? trim : 0;  // an update alone is not trimmed
+  r.trim = estimate ? trim : 0;  // a single update is not trimmed
   r.estimate = estimate;
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   r.tiles = tiles;
   r.columns = columns;
   r.half = half;
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
   r.arrived = mutable_data<unsigned>(arrived);
-  if (given == nullptr) {
+  if (buffers == nullptr) {
     device.step(r, models);
   } else {
-    device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
-                 mutable_data<double>(given->changes), models);
+    device.apply(r, data<double>(buffers->sums), mutable_data<Verdict>(buffers->verdict),
+                 mutable_data<double>(buffers->changes), models);
   }
   return outcome;
 }
 
-// The two ops that this is, with its arguments as they stand there.
+// Makes the ops `step_` and `apply_` from round(), with the same arguments.
 template <auto kRound>
-struct Rounds;
-template <typename... Args, Outcome (*kRound)(const char*, const Given*, Args...)>
-struct Rounds<kRound> {
+struct RoundOps;
+template <typename... Args, Outcome (*kRound)(const char*, const PhaseBuffers*, Args...)>
+struct RoundOps<kRound> {
   static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
 
   static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
-    const Given given{sums, verdict, changes};
-    return kRound("apply_", &given, std::forward<Args>(args)...);
+    const PhaseBuffers buffers{sums, verdict, changes};
+    return kRound("apply_", &buffers, std::forward<Args>(args)...);
   }
 };
 
-// (5): the sums over the update that its verdict depends on
+// Sums over the update that the verdict depends on.      returns (5)
 template <typename Device>
 Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& trained_on, const Tensor& last) {
   constexpr const char* op = "update_sums";
@@ -121,7 +122,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   check.shape("update", update, "(d,)", {-1});
   check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
   const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
-  if (columns < 1 || n < 1) refuse(op, "last must hold clients and columns, got ", n, " and ", columns);
+  if (columns < 1 || n < 1) refuse(op, "last must hold at least 1 client and 1 column, got ", n, " and ", columns);
   const int64_t tiles = (d + columns - 1) / columns;
   check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
   check.typed("update", update, ScalarType::Float, "(d,)", {d});
@@ -144,7 +145,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   return sums;
 }
 
-// The end of a round that `apply_` began.
+// Last phase of a round that `apply_` began.
 template <typename Device>
 void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
            Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
@@ -157,21 +158,22 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   check_changes(check, verdict, changes, n, m);
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(), {span_of("verdict", verdict, false), span_of("changes", changes, false)});
-  check.apart(spans);
+  check.no_overlap(spans);
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
-    const Verdict given = *data<Verdict>(verdict);
-    check.within("verdict must be of a client in", given.client, 0, n - 1);
-    check.within("verdict must be of a slot in", given.slot, 0, m - 1);
+    const Verdict judged = *data<Verdict>(verdict);
+    check.within("the client of verdict must lie in", judged.client, 0, n - 1);
+    check.within("the slot of verdict must lie in", judged.slot, 0, m - 1);
   }
   check.trust(trust);
   Round r{};
   r.trust = trust;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
-// Whether this device has a round for so many clients and pairs. shared_bytes: of a block, if not the device's own.
+// True if the device supports a round with this many clients and pairs. shared_bytes: shared memory of a block, instead
+// of the limit of the device.
 template <typename Device>
 bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, std::optional<int64_t> shared_bytes) {
   constexpr const char* op = "round_fits";
@@ -179,7 +181,7 @@ bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, s
   return Device(like).fits(clients, pairs, half, shared_bytes);
 }
 
-// Factors from products alone, for a state that was put together elsewhere.
+// Computes factors from products, for a state that was loaded or built elsewhere.
 template <typename Device>
 void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tensor factors, Tensor status,
              const Tensor& pairs, const Tensor& oldest, const Tensor& seen, double trust) {
@@ -189,24 +191,24 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
-  check.apart(clients.spans());
+  check.no_overlap(clients.spans());
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   check.trust(trust);
   Round r{};
   r.trust = trust;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   Device(scales).refresh(r);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_STEP(Device, key)                                      \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
-    using Rounds = secureafl::Rounds<&secureafl::round<secureafl::Device>>;       \
-    m.impl("step_", TORCH_BOX(&Rounds::step));                                    \
+    using RoundOps = secureafl::RoundOps<&secureafl::round<secureafl::Device>>;   \
+    m.impl("step_", TORCH_BOX(&RoundOps::step));                                  \
     m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
-    m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
+    m.impl("apply_", TORCH_BOX(&RoundOps::apply));                                \
     m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
     m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
     m.impl("round_fits", TORCH_BOX(&secureafl::round_fits<secureafl::Device>));   \

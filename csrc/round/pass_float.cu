@@ -1,8 +1,8 @@
-#include "round/pass.cuh"
+#include "round/pass_launch.cuh"
 
 namespace secureafl::cuda {
 
-template int64_t least_shared<float>(int64_t, int64_t);
+template int64_t min_shared_bytes<float>(int64_t, int64_t);
 template PassPlan plan_pass<float>(const Launcher&, const Round&);
 template void launch_pass<float>(const Launcher&, const PassPlan&, const Round&, const Scratch&);
 

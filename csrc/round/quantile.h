@@ -9,14 +9,15 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// One list of Q: the factors that it holds, and what each of them weighs, with the one that this round adds. With a
-// list for each client all clients weigh the same, however often they upload: else one that uploads often would choose
-// the quantile. Whole numbers, so that the order of the sum does not matter.
+// Q: the Lipschitz factors of past updates; an update is rejected if its factor is above the quantile. A FactorList is
+// one list of Q: the number of factors it holds, and the weight of each, counting the factor that this round adds. With
+// one list per client all clients have the same weight. Otherwise a client that uploads often could choose the
+// quantile. Weights are integers, so the order of the sum does not matter.
 struct FactorList {
   uint32_t weight, held;
 };
 
-SECUREAFL_FN FactorList factor_list(const Round& r, const Standing& before, int64_t list) {
+SECUREAFL_FN FactorList factor_list(const Round& r, const ClientState& before, int64_t list) {
   constexpr uint32_t kClient = 0xFFFFFFFF;
   const int64_t recorded = recorded_of(r, list), after = recorded + (list == before.list);
   const uint32_t held = static_cast<uint32_t>(recorded < r.room ? recorded : r.room);
@@ -24,13 +25,13 @@ SECUREAFL_FN FactorList factor_list(const Round& r, const Standing& before, int6
   return {r.lists == 1 ? 1 : kClient / counted, held};
 }
 
-// Whether the new factor takes the place of one that this list holds.
-SECUREAFL_FN bool replaces(const Round& r, const Standing& before, int64_t list) {
+// True if the new factor overwrites one that this list holds.
+SECUREAFL_FN bool replaces(const Round& r, const ClientState& before, int64_t list) {
   return list == before.list && before.recorded >= r.room;
 }
 
-// On one thread, list by list: the inner loop vectorises.
-SECUREAFL_FN Tally tally_of(const Round& r, const Standing& before, double factor) {
+// One thread, list by list: the inner loop vectorises.
+SECUREAFL_FN Tally tally_of(const Round& r, const ClientState& before, double factor) {
   Tally tally{};
   for (int64_t list = 0; list < r.lists; ++list) {
     const double* factors = r.seen_factors + list * r.room;
@@ -44,12 +45,13 @@ SECUREAFL_FN Tally tally_of(const Round& r, const Standing& before, double facto
   return tally;
 }
 
-// On many threads, first the lists (r.lists), a thread each: a division is long code, and not to be had for each
-// factor. All threads must meet before another reads them. What this thread's lists add to Tally::all.
+// Many threads, step 1: the weights of all lists (r.lists), one thread per list. A division is slow, so it is done once
+// per list, not once per factor. A barrier must follow before other threads read the lists. Returns the contribution of
+// this thread to Tally::all.
 template <typename Team>
-SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const Standing& before, FactorList* lists) {
+SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const ClientState& before, FactorList* lists) {
   int64_t sum = 0;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = team.rank(); i < static_cast<int>(r.lists); i += Team::kSize) {
     const FactorList list = lists[i] = factor_list(r, before, i);
     sum += list.weight * (static_cast<int64_t>(list.held) - replaces(r, before, i));
@@ -57,12 +59,12 @@ SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const Standin
   return sum;
 }
 
-// Then the factors: each thread takes every Team::kSize-th place of Q, kBatch loads at a time. A place's list follows
-// from that of the last place, again without a division.
+// Step 2: the factors. Each thread processes every Team::kSize-th place of Q, with kBatch loads at a time. The list of
+// a place is computed from that of the previous place, without a division.
 template <typename Team, int kBatch>
 class FactorWalk {
  public:
-  SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const Standing& before)
+  SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const ClientState& before)
       : factors_(r.seen_factors),
         places_(static_cast<uint32_t>(r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room)),
         room_(static_cast<uint32_t>(r.room)),
@@ -76,17 +78,17 @@ class FactorWalk {
   SECUREAFL_FN bool more() const { return place_ < places_; }
 
   SECUREAFL_FN void fetch() {
-    SECUREAFL_UNROLLED
+    SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
       const uint32_t place = place_ + j * Team::kSize;
-      fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // not below anything
+      fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // never counted
     }
   }
 
-  // What those of the batch weigh that lie below `factor`.
+  // Total weight of the factors of the batch that are below `factor`.
   SECUREAFL_FN int64_t below(const FactorList* lists, double factor) {
     int64_t sum = 0;
-    SECUREAFL_UNROLLED
+    SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
       if (fetched_[j] < factor && place_ != replaced_) {
         const FactorList list = lists[list_];

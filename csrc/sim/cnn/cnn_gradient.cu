@@ -12,7 +12,7 @@ struct Piece {
   int64_t count;
 };
 
-// The memory between the kernels, a1 first: it is read in float4.
+// Buffers between the kernels. a1 is first, because it is read as float4 and must be aligned.
 inline std::vector<Piece> pieces(Cnn& net) {
   return {{&net.a1, net.images * kConv1 * net.h1 * kRow},
           {&net.a2, net.images * net.features},
@@ -25,7 +25,7 @@ inline std::vector<Piece> pieces(Cnn& net) {
           {&net.dconv2, net.minibatches * net.chunks * kConv2Size}};
 }
 
-// All but the pointers.
+// Sets everything except the pointers.
 inline Cnn shape_of_cnn(int64_t minibatches, int batch, int channels, int height, int width, int hidden, int classes) {
   Cnn net{};
   net.minibatches = minibatches, net.images = minibatches * batch;
@@ -44,7 +44,7 @@ inline Cnn shape_of_cnn(int64_t minibatches, int batch, int channels, int height
   return net;
 }
 
-// Shared memory, in bytes, of the kernels that hold an image.
+// Bytes of shared memory of the kernels that hold an image.
 inline int64_t conv1_bytes(const Cnn& net) { return 4 * net.channels * (kGroup1 * kSpread + net.height * kImageRow); }
 inline int64_t conv2_bytes(const Cnn& net) { return 4 * kConv1 * (kGroup2 * kSpread + net.h1 * kRow); }
 inline int64_t backward_bytes(const Cnn& net) {
@@ -57,19 +57,19 @@ inline int64_t backward_bytes(const Cnn& net) {
 inline void launch_cnn(const Launcher& launch, const Cnn& net) {
   const int64_t k = net.minibatches;
   launch(conv1_kernel, net.images * kGroups1, kConvThreads, conv1_bytes(net), net);
-  launch.early(conv2_kernel, net.images * kGroups2, kConvThreads, conv2_bytes(net), net);
-  launch.early(fc1_kernel, k * net.splits * tiles(net.batch) * tiles(net.hidden), kThreads, kTileBytes, net);
-  launch.early(head_kernel, net.images, kThreads, 4 * (net.hidden + 2 * net.classes), net);
+  launch.launch_pdl(conv2_kernel, net.images * kGroups2, kConvThreads, conv2_bytes(net), net);
+  launch.launch_pdl(fc1_kernel, k * net.splits * tiles(net.batch) * tiles(net.hidden), kThreads, kTileBytes, net);
+  launch.launch_pdl(head_kernel, net.images, kThreads, 4 * (net.hidden + 2 * net.classes), net);
   const int jobs = fc_backward_jobs(net);
-  launch.early(fc_backward_kernel, k * jobs, kThreads, kTileBytes, net, jobs);
-  launch.early(conv_backward_kernel, net.images * kGroups1 + k * net.chunks * kGroupsW, kThreads, backward_bytes(net),
-               net);
-  launch.early(sum_kernel, k * ((net.fc1 + kThreads - 1) / kThreads), kThreads, 0, net);
+  launch.launch_pdl(fc_backward_kernel, k * jobs, kThreads, kTileBytes, net, jobs);
+  launch.launch_pdl(conv_backward_kernel, net.images * kGroups1 + k * net.chunks * kGroupsW, kThreads,
+                    backward_bytes(net), net);
+  launch.launch_pdl(sum_kernel, k * ((net.fc1 + kThreads - 1) / kThreads), kThreads, 0, net);
 }
 
 }  // namespace cuda
 
-// A row per minibatch: the gradient at `vector` (d) of the mean cross entropy over its images.
+// One row per minibatch: the gradient at `vector` (d) of the mean cross entropy over its images.
 //   x (k, B, C, H, W)   y (k, B)   -> (k, d)
 Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t hidden, int64_t classes) {
   constexpr const char* op = "cnn_gradient";
@@ -78,7 +78,7 @@ Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int6
   check.typed("y", y, ScalarType::Long, "(k, B)", {x.size(0), x.size(1)});
   check.within("hidden must lie in", hidden, 1, 256);
   check.within("classes must lie in", classes, 1, 256);
-  check.within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // or a grid has too many blocks
+  check.within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // limit of the grid size
   check.within("x must hold a number of images B in", x.size(1), 1, 256);
   check.within("x must hold a number of channels C in", x.size(2), 1, 3);
   check.within("x must have a height H in", x.size(3), 10, 32);
@@ -88,9 +88,9 @@ Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int6
                                      static_cast<int>(classes));
   check.shape("vector", vector, "(d,)", {net.size});
   const cuda::Launcher launch(vector.get_device_index());
-  if (cuda::backward_bytes(net) > launch.most_shared()) {
-    refuse(op, "x must hold images whose gradients fit into ", launch.most_shared(), " bytes of shared memory, got ",
-           cuda::backward_bytes(net));
+  if (cuda::backward_bytes(net) > launch.max_shared_bytes()) {
+    refuse(op, "x must hold images whose gradients fit into ", launch.max_shared_bytes(),
+           " bytes of shared memory, got ", cuda::backward_bytes(net));
   }
 
   const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);

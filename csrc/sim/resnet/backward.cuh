@@ -2,13 +2,13 @@
 
 #include "sim/resnet/forward.cuh"
 
-// ResNet-20's way back, and the mean of the images' gradients.
+// Backward pass of ResNet-20, and the mean of the gradients of all images.
 
 namespace secureafl::cuda {
 
-// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz, whose lift it returns.
-// z: what the convolution gave; that, normalized, afterwards. All have left the last convolution when it calls
-// `meanwhile`, for what takes time.
+// Backward pass of a norm. dy: gradient of its output, in tiles -> gradient of its input, in the plane dz; returns the
+// prescale of dz. z: the output of the convolution; normalized in place. Calls `meanwhile` after a barrier, when all
+// threads have finished the previous convolution, to start slow loads.
 template <int C, typename What>
 __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z, Tiles<C>& dy, const What& meanwhile) {
   constexpr int kDown = Level<C>::kDown;
@@ -16,20 +16,20 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
   Tiles<C>& normal = z;
   const Norms<C> norms = norms_of<C>(image, conv);
   uint32_t most = 0;
-  float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
+  float sums[2][2][2] = {};  // group; channel; sum of dy, sum of dy * normalized z
   for_tiles<C>([&](int i, int j, int e) {
     normal[i][j][e] = norms(j, e).normal(normal[i][j][e]);
     sums[j][e % 2][0] += dy[i][j][e];
     sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
     dy[i][j][e] *= norms(j, e).gamma * norms(j, e).scale;
-    most = larger(most, bits_of(dy[i][j][e]));
+    most = max_bits(most, bits_of(dy[i][j][e]));
   });
-  most = most_of_warp(most);
+  most = warp_max(most);
   if (threadIdx.x % 32 == 0) image.at.most[threadIdx.x / 32] = most;
   const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
   const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
   const float gamma = own_j ? own_e ? norms(1, 1).gamma : norms(1, 0).gamma : first;
-  float whole = gamma * sum_channels<C>(image.at, sums);  // of the group: its eight channels
+  float whole = gamma * sum_channels<C>(image.at, sums);  // over the eight channels of the group
 #pragma unroll
   for (int i = 0; i < 3; ++i) whole += __shfl_xor_sync(0xffffffffu, whole, i < 2 ? 1 << i : 8);
   float2* parts = image.at.groups + Level<C>::group(own_j) * kDown;
@@ -41,22 +41,23 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
     image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
   }
   const float2 part = parts[threadIdx.x % kDown];
-  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);    // means of dy gamma
-  const Two of_both = both(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
+  const PerGroup of_dy = exchange_groups(sum_lanes<kDown>(part.x) / kCount);    // mean of dy * gamma
+  const PerGroup of_both = exchange_groups(sum_lanes<kDown>(part.y) / kCount);  // mean of dy * gamma * normalized z
   for_tiles<C>(
       [&](int i, int j, int e) { dy[i][j][e] -= norms(j, e).scale * (of_dy.of[j] + normal[i][j][e] * of_both.of[j]); });
-  // A mean is no larger than the largest, nor is the other, whose factor has at most 91 deviations: 2^9 times 93 at
-  // most.
-  const float lift = lift_of(most_of_warp(image.at.most[threadIdx.x % kSixteen])) / 64;
-  store_plane<C>(dy, lift, image.at.dz);
-  return lift;
+  // Bound of the result: neither mean exceeds the largest value, and the factor of the second is at most 91 deviations.
+  // So the result is at most 93 times the largest value, and the prescale leaves 2^9 of room.
+  const float prescale = prescale_for(warp_max(image.at.most[threadIdx.x % kWarps])) / 64;
+  store_plane<C>(dy, prescale, image.at.dz);
+  return prescale;
 }
 
-// Where that lies which the convolution `conv` convolved: a block's input, or the first convolution's output.
+// Input of convolution `conv` in memory: the input of its residual block, or the output of the first convolution of the
+// block.
 __device__ inline const float* input_of(const Image& image, int conv) {
   return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
 }
-// What lies there -> the plane x, and where the ReLU that made it lets through.
+// Stores it as the plane x and returns its ReLU mask.
 template <int In>
 __device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& input) {
   if (conv % 2 == 0) {
@@ -66,83 +67,84 @@ __device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& 
       input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
     });
   }
-  store_plane<In>(input, image.at.lift[conv], image.at.x);
-  return open_of<In>(input);
+  store_plane<In>(input, image.at.prescale[conv], image.at.x);
+  return relu_mask_of<In>(input);
 }
 
-// The gradient of a convolution's weights, once the planes x and dz are there, and its weights.
+// Gradient of the weights of a convolution. Needs the planes x and dz, and its weights in shared memory.
 template <int In, int C>
-__device__ inline void weights_backward(const Image& image, int conv, float lift_dz) {
-  await_copies();
+__device__ inline void weights_backward(const Image& image, int conv, float dz_prescale) {
+  wait_copies();
   __syncthreads();
-  weight_products<In, C>(image.at, inverse(image.at.lift[conv] * lift_dz), image.part + image.net.packed[conv]);
+  weight_products<In, C>(image.at, inverse(image.at.prescale[conv] * dz_prescale), image.part + image.net.packed[conv]);
 }
 
-// The gradient of its input, spread where the levels differ, which is added to dx.
+// Adds the gradient of its input to dx; dx is spread if the levels differ.
 template <int In, int C>
-__device__ inline void input_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx) {
-  const float lift = lift_dz * image.at.lift_weights[conv];
-  scale<In>(dx, lift);
+__device__ inline void input_backward(const Image& image, int conv, float dz_prescale, Tiles<In>& dx) {
+  const float prescale = dz_prescale * image.at.weight_prescale[conv];
+  scale<In>(dx, prescale);
   convolve_back<In, C>(image.at, dx);
-  scale<In>(dx, inverse(lift));
+  scale<In>(dx, inverse(prescale));
 }
 
-// The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
-// first convolution, which comes from elsewhere, and its lift. open: where the ReLU lets through that made the level's
-// output -> its input. Everything is asked for some time before it is needed.
+// Backward pass of all convolutions of a level, last one first. dy: gradient of the output of the last block ->
+// gradient dz of the first convolution, whose input is of another level; returns the prescale of dz. relu_mask: of the
+// output of the level -> of its input. All loads start some time before they are needed.
 template <int C>
-__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
-  constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
+__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& relu_mask) {
+  constexpr bool kRoom = C == 64;  // registers for three tiles; at.weights_64 is in use at this level
   Tiles<C> z, input;
   load_tiles<C>(image.memory + image.net.z[last], z);
 #pragma unroll 1
   for (int conv = last;; --conv) {
-    pass<C>(open, dy);
-    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
-    const float lift = norm_backward<C>(image, conv, z, dy, [&] {
+    apply_relu_mask<C>(relu_mask, dy);
+    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.shortcut(conv));
+    const float prescale = norm_backward<C>(image, conv, z, dy, [&] {
       if (conv > 0) fetch_weights(image, conv, true);
       if (conv == first) return;
       if constexpr (kRoom) {
         load_tiles<C>(input_of(image, conv), input);
       } else {
-        copy_tiles<C>(input_of(image, conv), image.at.many);
+        copy_tiles<C>(input_of(image, conv), image.at.weights_64);
       }
     });
-    if (conv == first) return lift;
-    const auto begin = [&] {  // the sums that become dy
+    if (conv == first) return prescale;
+    const auto begin = [&] {  // initial values of the sums that become dy
       for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
-      if (conv % 2) load_tiles<C>(image.past(conv), dy);
+      if (conv % 2) load_tiles<C>(image.shortcut(conv), dy);
     };
     if (kRoom) begin();
-    if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
-    if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
-    if (!kRoom) take_copied<C>(image.at.many, input);
-    open = store_input<C>(image, conv, input);
-    weights_backward<C, C>(image, conv, lift);
+    if (conv > 1) prefetch_tiles(input_of(image, conv - 1), inputs_of(conv - 1));  // the image is not stored in tiles
+    if (conv % 2) prefetch_tiles(image.memory + image.net.z[conv - 1], C);
+    if (!kRoom) finish_copy<C>(image.at.weights_64, input);
+    relu_mask = store_input<C>(image, conv, input);
+    weights_backward<C, C>(image, conv, prescale);
     if (!kRoom) begin();
     load_tiles<C>(image.memory + image.net.z[conv - 1], z);
-    input_backward<C, C>(image, conv, lift, dy);
+    input_backward<C, C>(image, conv, prescale, dy);
   }
 }
 
-// The first convolution of a level, which comes from the one before: dx, the gradient of its input. Ends with the plane
-// dz free for that level.
+// Backward pass of the first convolution of a level, which halves the image: dx, the gradient of its input. At the end
+// the plane dz is cleared for the larger level.
 template <int In, int C>
-__device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
-  const float* past = image.past(conv);
-  float* other = image.past(conv - 1);
+__device__ inline void halving_backward(const Image& image, int conv, float prescale, Tiles<In>& dx,
+                                        uint32_t& relu_mask) {
+  const float* shortcut = image.shortcut(conv);
+  float* other = image.shortcut(conv - 1);
   load_tiles<In>(input_of(image, conv), dx);
-  expect(input_of(image, conv - 1), In);
-  expect(image.memory + image.net.z[conv - 1], In);
-  open = store_input<In>(image, conv, dx);
+  prefetch_tiles(input_of(image, conv - 1), In);
+  prefetch_tiles(image.memory + image.net.z[conv - 1], In);
+  relu_mask = store_input<In>(image, conv, dx);
   clear_frame<In>(image.at.x);
-  weights_backward<In, C>(image, conv, lift);
+  weights_backward<In, C>(image, conv, prescale);
   for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
-  input_backward<In, C>(image, conv, lift, dx);
+  input_backward<In, C>(image, conv, prescale, dx);
   for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
     const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
     if (y % 2 || x % 2) return;
-    const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
+    const float* at = shortcut + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
     dx[i][j][2 * row] += at[0], dx[i][j][2 * row + 1] += at[1];
   });
   store_tiles<In, true>(dx, other);
@@ -151,7 +153,7 @@ __device__ inline void halving_backward(const Image& image, int conv, float lift
   clear_plane<In>(image.at.dz);
 }
 
-// The loss's gradient, from these on: of the last layer, and dout, of the last block's output.
+// Gradients of the loss: of the last layer, and dout, of the output of the last block.
 __device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& dout) {
   const Resnet& net = image.net;
   const int outputs = outputs_of(net);
@@ -182,7 +184,7 @@ __device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& d
   });
 }
 
-// Block: an image.
+// Kernel of `resnet_gradient`. Block: an image.
 static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) {
   Shared& at = shared_memory<Shared>();
   const int64_t i = blockIdx.x;
@@ -192,19 +194,19 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   Tiles<64> d64;
   Tiles<32> d32;
   Tiles<16> d16;
-  uint32_t open = take_outputs(image);
+  uint32_t relu_mask = compute_outputs(image);
   head_backward(image, i, d64);
   clear_plane<64>(at.dz);
-  float lift = level_backward<64>(image, 13, 18, d64, open);
-  halving_backward<32, 64>(image, 13, lift, d32, open);
-  lift = level_backward<32>(image, 7, 12, d32, open);
-  halving_backward<16, 32>(image, 7, lift, d16, open);
-  lift = level_backward<16>(image, 0, 6, d16, open);
+  float prescale = level_backward<64>(image, 13, 18, d64, relu_mask);
+  halving_backward<32, 64>(image, 13, prescale, d32, relu_mask);
+  prescale = level_backward<32>(image, 7, 12, d32, relu_mask);
+  halving_backward<16, 32>(image, 7, prescale, d16, relu_mask);
+  prescale = level_backward<16>(image, 0, 6, d16, relu_mask);
   load_image(image);
-  weights_backward<16, 16>(image, 0, lift);
+  weights_backward<16, 16>(image, 0, prescale);
 }
 
-// Where a number of an image's gradient belongs in a vector; -1: nowhere.
+// Index in a vector of element i of the gradient of an image; -1: none (padding).
 __device__ inline int place_of(const Resnet& net, int i) {
   const auto conv_at = [](const int* first, int at) {
     int conv = kConvs - 1;
@@ -227,7 +229,7 @@ __device__ inline int place_of(const Resnet& net, int i) {
   return to < net.size ? to : -1;
 }
 
-// The mean of the images' gradients, in their order.    parts (minibatches, batch, part) -> result (minibatches, size)
+// Mean of the gradients of all images, in order.    parts (minibatches, batch, part) -> result (minibatches, size)
 static __global__ void __launch_bounds__(256) mean_kernel(Resnet net) {
   const int64_t blocks = (net.part + 255) / 256, minibatch = blockIdx.x / blocks;
   const int i = static_cast<int>(blockIdx.x % blocks) * 256 + threadIdx.x;

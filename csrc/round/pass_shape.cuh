@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+
+#include "round/tiles.h"
+
+namespace secureafl::cuda {
+
+// Compile-time shape of one pass. Each thread of a team sums over its own rows during the whole kernel, so sums are
+// combined between threads only at the end.
+template <int kPairs, typename S, int kThreads_, int kColumns_, int kItems_>
+struct Pass {
+  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kItems = kItems_;
+  static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
+  static constexpr int kClients = kLanes * kItems;
+  static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
+  static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
+  // Maximum number of threads per block (all teams). Fewer if a thread needs many registers for its sums.
+  static constexpr int kMaxThreads = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
+  static constexpr int kBlocksPerSm = kThreads > 32 ? 2 : 1;  // blocks per multiprocessor
+  static constexpr bool kPaddedReads = kThreads == 32;        // see Stage
+  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
+  using Stored = S;
+
+  static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
+};
+
+// A tile of the history in shared memory. Tiles are padded: the threads of a warp load and store past client n - 1, up
+// to the number of clients of their shape (kPaddedReads). These values are not used.
+template <typename P>
+struct Stage {
+  using S = typename P::Stored;
+  S* slots;     // (2m, n, kColumns)
+  float* last;  // (2, n, kColumns): w, g; then padding
+
+  __device__ Stage(char* at, int n) {
+    slots = reinterpret_cast<S*>(at);
+    last = reinterpret_cast<float*>(at + slot_bytes(n));
+  }
+  __host__ __device__ static int slot_bytes(int n) {
+    return P::kPlanes * n * P::kColumns * static_cast<int>(sizeof(S));
+  }
+  __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
+  __host__ __device__ static int bytes(int n) {
+    const int walked = slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns;
+    const int summed = slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1);
+    return ((walked > summed ? walked : summed) + 15) / 16 * 16;
+  }
+};
+
+// Calls f with the Pass for this many clients and pairs.
+template <int kPairs, typename S, typename F>
+void dispatch_shape(const Shape& shape, const F& f) {
+  if constexpr (kPairs == kDefaultMemory) {
+    if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
+    if (shape.items == 7) return f(Pass<kPairs, S, 32, 1, 7>());
+    if (shape.items == 10) return f(Pass<kPairs, S, 32, 1, 10>());
+  }
+  if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
+  if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
+  f(Pass<kPairs, S, 256, 1, 4>());
+}
+template <typename S, typename F>
+void dispatch_pass(int64_t n, int64_t m, const F& f) {
+  const Shape shape = shape_of(n, m);
+  switch (m) {
+    case 1: return dispatch_shape<1, S>(shape, f);
+    case 2: return dispatch_shape<2, S>(shape, f);
+    case 3: return dispatch_shape<3, S>(shape, f);
+    case 4: return dispatch_shape<4, S>(shape, f);
+    default: dispatch_shape<5, S>(shape, f);
+  }
+}
+
+}  // namespace secureafl::cuda

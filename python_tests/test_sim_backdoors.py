@@ -7,7 +7,8 @@ import scenes
 import torch
 
 from secureafl_ext.attacks import make
-from secureafl_ext.attacks.backdoors import local_steps, make_trigger, poison, shorten
+from secureafl_ext.attacks.local_steps import local_steps, shorten
+from secureafl_ext.attacks.trigger import make_trigger, poison
 
 BOOSTED = ("scaling", "dba")
 

@@ -138,7 +138,7 @@ def test_refusals():
         cnn((1, 9, 28), 10)
     with pytest.raises(ValueError, match=r"vector must have shape \(139960,\), got \(5,\)"):
         cnn(GREY, 10).predict(torch.zeros(5), torch.zeros(1, *GREY))
-    with pytest.raises(ValueError, match="has buffers"):
+    with pytest.raises(ValueError, match="module must have no buffers"):
         Net(lambda: nn.BatchNorm2d(3), 10)
 
 

@@ -103,7 +103,7 @@ def test_a_recording_is_cut_into_stretches():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="3 samples cannot be shared by 4 clients"):
+    with pytest.raises(ValueError, match="partition: clients must be 1 to 3, the number of samples, got 4"):
         skewed(LABELS[:3], CLASSES, 4, 0.5, 0)
     with pytest.raises(ValueError, match=r"degree must be between 0 and 1, got 1\.5"):
         skewed(LABELS, CLASSES, 4, 1.5, 0)

@@ -12,7 +12,7 @@ from pretended import failure
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import errors, main
 from secureafl_ext.defenses import DEFENSES
-from secureafl_ext.sim import federation, options, results, settings
+from secureafl_ext.sim import federation, results, settings
 from secureafl_ext.sim.settings import Settings
 
 
@@ -88,8 +88,8 @@ def test_every_option_without_a_default_has_a_kind():
     for table in (ATTACKS, DEFENSES):
         for name, entry in table.items():
             unset = {key for key, value in entry.settings.items() if value is None}
-            assert unset - set(options.OPTIONAL) <= {"process_group"}, name
-    assert set(options.OPTIONAL.values()) <= {int, float}
+            assert unset - set(entry.optional) <= {"process_group"}, name
+            assert set(entry.optional.values()) <= {int, float}
 
 
 # Where results go

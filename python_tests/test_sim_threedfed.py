@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from secureafl_ext.attacks import make
-from secureafl_ext.attacks.backdoors import poison
 from secureafl_ext.attacks.threedfed import COLOUR, GREY, MANY, adapt, centred, layers, lifted, search
+from secureafl_ext.attacks.trigger import poison
 from secureafl_ext.tasks.models import Net, cnn, resnet20
 
 FIVE = (0, 1, 2, 4, 6)

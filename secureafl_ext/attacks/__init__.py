@@ -1,6 +1,6 @@
-"""Attacks: what malicious clients send. One module for each family; `ATTACKS` has them by name."""
+"""Attacks: the updates of malicious clients, one file each. `ATTACKS` has them by name."""
 
-from .base import Attack, Scene, Simple, View
-from .registry import ATTACKS, Kind, make
+from .base import Attack, Scene, Simple, Trigger, View
+from .registry import ATTACKS, Kind, make, register_attack
 
-__all__ = ["ATTACKS", "Attack", "Kind", "Scene", "Simple", "View", "make"]
+__all__ = ["ATTACKS", "Attack", "Kind", "Scene", "Simple", "Trigger", "View", "make", "register_attack"]

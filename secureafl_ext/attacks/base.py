@@ -1,8 +1,8 @@
-"""What an attack is set up with, what it sees when one of its clients is picked, and what it has to answer."""
+"""The protocols of an attack: a Scene sets it up, a View shows it one round, and it returns the malicious update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,13 +11,28 @@ from ..defenses import Server
 from ..tasks.datasets import Dataset
 from ..tasks.models import Net
 
-if TYPE_CHECKING:
-    from .backdoors import Trigger
+SIDE = 4  # of a trigger, in pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Trigger:
+    """A backdoor's mark: a square of fixed random pixels in the bottom right corner, and its target class."""
+
+    values: Tensor  # (C, 4, 4) uint8
+    target: int
+    quarters: Tensor  # (4, 4) int64: the part, 0 to 3, that DBA assigns to a pixel
+
+    def apply(self, pixels: Tensor, part: Tensor | int | None = None) -> Tensor:
+        """A copy of raw pixels (.., C, H, W) with the trigger. part: only this part of it, 0 to 3, a number or (1)"""
+        result = pixels.clone()
+        corner = result[..., -SIDE:, -SIDE:]
+        corner.copy_(self.values if part is None else torch.where(self.quarters == part, self.values, corner))
+        return result
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One run, as the adversary knows it from the start."""
+    """One run, as the adversary knows it before the first round."""
 
     net: Net
     data: Dataset
@@ -38,36 +53,40 @@ class Scene:
         return torch.Generator(self.device).manual_seed(self.seed)
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory of an attack: allocated once, overwritten in place, so that a CUDA graph finds it again."""
+        """Memory of an attack. Allocate it once and overwrite it in place: a CUDA graph keeps its address."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def rank(self, client: Tensor) -> Tensor:
-        """(1): which of the malicious clients this one (1) is, from 0 on."""
+        """(1): the index of this client (1) among the malicious clients."""
         return torch.searchsorted(self.malicious, client)
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One malicious client's round."""
+    """One round of one malicious client."""
 
     client: Tensor  # (1) int64
-    model: Tensor  # (d) w^v, what the client was handed
-    current: Tensor  # (d) w^t, the server's present one
-    own: Tensor  # (attack.own, B) int64 samples of its own; row 0 is the minibatch of an honest client in its place
-    honest: Tensor  # (attack.honest, B) int64: a minibatch each of that many honest clients
-    server: Server  # full knowledge of the defense; Adaptive alone looks at it
+    model: Tensor  # (d) the model that the client received, w^v
+    current: Tensor  # (d) the server's current model, w^t
+    own: Tensor  # (attack.own, B) int64: samples of the client; row 0 is the minibatch of an honest client in its place
+    honest: Tensor  # (attack.honest, B) int64: one minibatch each of this many honest clients
+    server: Server  # full knowledge of the defense; only `adaptive` reads it
+    staleness: Tensor  # () float64: versions between `model` and `current`
 
 
 class Attack(Protocol):
-    """update and after may be captured in a CUDA graph: they never wait for the device and draw nothing."""
+    """update() and after() may be captured in a CUDA graph: they must not wait for the device or draw numbers."""
 
-    own: int  # minibatches of its own data that it wants each round, 1 or more
-    honest: int  # honest clients whose minibatches it wants to see each round
-    trigger: "Trigger | None"  # what turns an image into one of the target class; None for untargeted attacks
+    @property
+    def own(self) -> int: ...  # minibatches of the client's own data that it needs each round, 1 or more
+    @property
+    def honest(self) -> int: ...  # honest clients whose minibatches it needs each round
+    @property
+    def trigger(self) -> Trigger | None: ...  # of a backdoor; None for an untargeted attack
 
-    def before(self) -> None: ...  # ahead of every malicious round, outside any graph: draws, occasional work
-    def update(self, view: View) -> Tensor: ...  # (d) what the client sends
-    def after(self, view: View, model: Tensor) -> None: ...  # after the server's round; model (d) is its new one
+    def before(self) -> object: ...  # runs before each malicious round, outside any graph: draw numbers here
+    def update(self, view: View) -> Tensor: ...  # (d) the update that the client sends
+    def after(self, view: View, model: Tensor) -> object: ...  # runs after the server's round; model (d) is the new one
 
 
 def nothing(*_: object) -> None: ...
@@ -75,11 +94,11 @@ def nothing(*_: object) -> None: ...
 
 @dataclass(frozen=True)
 class Simple:
-    """An attack that is a function or two."""
+    """An attack made of one or a few functions."""
 
     update: Callable[[View], Tensor]
     own: int = 1
     honest: int = 0
-    trigger: "Trigger | None" = None
-    before: Callable[[], None] = nothing
-    after: Callable[[View, Tensor], None] = nothing
+    trigger: Trigger | None = None
+    before: Callable[[], object] = nothing
+    after: Callable[[View, Tensor], object] = nothing

@@ -1,4 +1,5 @@
-"""Min-Max: as far from the honest mean as the honest gradients are from each other."""
+"""Min-Max: the update farthest from the honest mean that is no farther from any honest gradient than two of them are
+from each other."""
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ DIRECTIONS = {
 
 
 def min_max(scene: Scene, *, p: str = "std", gamma0: float = 10.0, honest: int | None = None) -> Simple:
-    """p: the direction that is subtracted    honest: how many clients are looked at, by default all honest ones"""
+    """p: the direction that is subtracted    honest: number of honest clients that it sees. Default: all of them"""
     need(p in DIRECTIONS, "min-max", "p", f"one of {', '.join(DIRECTIONS)}", p)
     number = scene.honest if honest is None else honest
     need(1 <= number <= scene.honest, "min-max", "honest", f"1 to {scene.honest}, the honest clients", number)
@@ -24,7 +25,7 @@ def min_max(scene: Scene, *, p: str = "std", gamma0: float = 10.0, honest: int |
         mean = gradients.mean(0)
         direction = DIRECTIONS[p](gradients, mean)
         gamma = largest(gradients, mean, direction)
-        if p != "unit":  # the original's search ends below twice its start; spread is more than that many units
+        if p != "unit":  # the original's search ends below twice its start
             gamma = gamma.clamp(max=2 * gamma0)
         return mean - gamma.to(mean.dtype) * direction
 
@@ -32,11 +33,10 @@ def min_max(scene: Scene, *, p: str = "std", gamma0: float = 10.0, honest: int |
 
 
 def largest(gradients: Tensor, mean: Tensor, direction: Tensor) -> Tensor:
-    """The largest gamma () with mean - gamma direction no farther from any of gradients (k, d) than the farthest two
-    of them are from each other.
+    """(): the largest gamma for which mean - gamma * direction is within the diameter of all gradients (k, d).
 
-    |mean - gamma p - g_k|^2 is a quadratic in gamma for each k, at most the diameter squared at 0. So the bound is the
-    least of the larger roots, and the original's search, which knows only trials, ends within 2e-5 below it.
+    |mean - gamma p - g_k|^2 is a quadratic in gamma for each k, and at most the squared diameter at gamma 0. So the
+    bound is the smallest of the larger roots. The original searches by trials and ends within 2e-5 below it.
     """
     away, p = (mean - gradients).double(), direction.double()
     products = away @ away.T  # (k, k)

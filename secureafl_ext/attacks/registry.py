@@ -1,78 +1,78 @@
-"""The ten attacks by name, and the simplest of them."""
+"""Every attack by name. To add an attack: one file, and one line in the table below."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..defenses.base import keywords
-from . import backdoors
+from ..plugins import Registry, check_about, check_factory, options_of
 from .adaptive import Adaptive
-from .base import Attack, Scene, Simple, View
+from .base import Attack, Scene
+from .dba import dba
+from .gaussian import gaussian
+from .honest import none
+from .label_flip import label_flip
 from .min_max import min_max
+from .neurotoxin import neurotoxin
+from .pgd import pgd
+from .scaling import scaling
+from .sign_flip import sign_flip
 from .threedfed import ThreeDFed
-
-__all__ = ["ATTACKS", "Attack", "Kind", "Scene", "View", "make"]
-
-
-def none(scene: Scene) -> Simple:
-    return Simple(lambda view: scene.net.gradient(view.model, *scene.data.train(view.own[0])))
-
-
-def label_flip(scene: Scene) -> Simple:
-    """y -> Z - 1 - y for Z classes"""
-
-    def update(view: View) -> Tensor:
-        x, y = scene.data.train(view.own[0])
-        return scene.net.gradient(view.model, x, scene.data.classes - 1 - y)
-
-    return Simple(update)
-
-
-def sign_flip(scene: Scene, *, scale: float = 1.0) -> Simple:
-    return Simple(lambda view: -scale * scene.net.gradient(view.model, *scene.data.train(view.own[0])))
-
-
-def gaussian(scene: Scene, *, std: float = 200.0) -> Simple:
-    noise, random = scene.zeros(scene.net.size), scene.random()
-    return Simple(lambda view: std * noise, before=lambda: noise.normal_(generator=random))
 
 
 @dataclass(frozen=True)
 class Kind:
     factory: Callable[..., Attack]  # (scene, **options)
     about: str
-    needs_labels: bool  # not defined for regression
+    needs_labels: bool  # not defined for a regression
     settings: dict[str, object]  # its options, with the defaults
-    free: str | None  # the option to calibrate where the paper leaves a strength open
+    optional: dict[str, type]  # types of the options whose default is None
+    free: str | None  # the option that `secureafl calibrate` fits, if the paper leaves the strength open
 
 
-def _kind(factory: Callable[..., Attack], about: str, needs_labels: bool = False, free: str | None = None) -> Kind:
-    return Kind(factory, about, needs_labels, keywords(factory), free)
+def kind(factory: Callable[..., Attack], about: str, needs_labels: bool = False, free: str | None = None) -> Kind:
+    options = options_of(factory)
+    return Kind(factory, about, needs_labels, options.defaults, options.optional, free)
 
 
-ATTACKS = {
-    "none": _kind(none, "everyone is honest"),
-    "label-flip": _kind(label_flip, "labels y become Z - 1 - y", True),
-    "sign-flip": _kind(sign_flip, "the honest gradient, turned round"),
-    "gaussian": _kind(gaussian, "noise for a gradient"),
-    "scaling": _kind(backdoors.scaling, "backdoor: a poisoned gradient, enlarged", True, "factor"),
-    "dba": _kind(backdoors.dba, "backdoor: every attacker has a quarter of the trigger", True, "factor"),
-    "pgd": _kind(backdoors.pgd, "backdoor: local steps that stay in a ball", True, "radius"),
-    "neurotoxin": _kind(backdoors.neurotoxin, "backdoor: in weights that honest clients leave alone", True, "cap"),
-    "3dfed": _kind(ThreeDFed, "backdoor: constrained, masked by noise, led by feedback", True, "lift"),
-    "min-max": _kind(min_max, "as far from the honest mean as honest gradients are from each other", free="gamma0"),
-    "adaptive": _kind(Adaptive, "knows the defense, and goes as far as that one lets it"),
-}
+ATTACKS = Registry(
+    "attack",
+    {
+        "none": kind(none, "all clients are honest"),
+        "label-flip": kind(label_flip, "labels y become Z - 1 - y", True),
+        "sign-flip": kind(sign_flip, "the honest gradient with the opposite sign"),
+        "gaussian": kind(gaussian, "noise in place of a gradient"),
+        "scaling": kind(scaling, "backdoor: a poisoned gradient, scaled up", True, "factor"),
+        "dba": kind(dba, "backdoor: each attacker has a quarter of the trigger", True, "factor"),
+        "pgd": kind(pgd, "backdoor: local steps that stay in a ball", True, "radius"),
+        "neurotoxin": kind(neurotoxin, "backdoor: in weights that honest clients hardly change", True, "cap"),
+        "3dfed": kind(ThreeDFed, "backdoor: constrained, masked by noise, led by feedback", True, "lift"),
+        "min-max": kind(min_max, "as far from the honest mean as honest gradients are from each other", free="gamma0"),
+        "adaptive": kind(Adaptive, "knows the defense and sends the worst update that it accepts"),
+    },
+)
+
+
+def register_attack(name: str, factory: Callable[..., Attack], *, about: str, needs_labels: bool = False) -> None:
+    """Add an attack under a new name. `secureafl run --attack NAME` then runs it.
+
+    name: 1 to 40 of a-z, 0-9, + and -    about: one line for `secureafl list`
+    factory: a class or function that returns an Attack, called as factory(scene, **options)
+    Its keyword-only parameters are the attack's options; each must have a default. `--attack-option NAME=VALUE` sets
+    those whose default is a bool, int, float or str, or that are annotated `T | None` with such a type T.
+    needs_labels: the attack changes labels or has a trigger, so that it is not defined for a regression
+    """
+    check_factory("register_attack", factory, ("scene",))
+    check_about("register_attack", about)
+    ATTACKS.add(name, kind(factory, about, needs_labels))
 
 
 def make(name: str, scene: Scene, **options: object) -> Attack:
-    """The attack of that name; its options are those of ATTACKS[name].settings."""
+    """The attack of that name. options: those of ATTACKS[name].settings"""
     if name not in ATTACKS:
         raise ValueError(f"unknown attack {name!r}; choose from {', '.join(ATTACKS)}")
-    kind = ATTACKS[name]
-    for unknown in options.keys() - kind.settings.keys():
-        raise ValueError(f"unknown option {unknown!r} of {name}; choose from {', '.join(kind.settings) or 'nothing'}")
-    if kind.needs_labels and scene.data.classes == 0:
+    found = ATTACKS[name]
+    for unknown in options.keys() - found.settings.keys():
+        choices = ", ".join(found.settings) or "nothing"
+        raise ValueError(f"unknown option {unknown!r} of {name}; choose from {choices}")
+    if found.needs_labels and scene.data.classes == 0:
         raise ValueError(f"{name}: data must have classes, it changes labels, got the regression {scene.data.name!r}")
-    return kind.factory(scene, **options)
+    return found.factory(scene, **options)

@@ -1,4 +1,4 @@
-"""3DFed, cut down to one update at a time: its six parts, without second derivatives and without a guess at noise."""
+"""3DFed for one update at a time: its six parts, without second derivatives and without an estimate of the noise."""
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,16 +9,17 @@ from torch.nn import functional as F  # noqa: N812
 
 from ..defenses.base import need, norm
 from ..tasks.models import Net
-from .backdoors import SHARE, STEPS, TARGET, local_steps, make_trigger, poison
 from .base import Scene, View
+from .local_steps import STEPS, local_steps
+from .trigger import SHARE, TARGET, make_trigger, poison
 
-TRIALS, RATE = 30, 0.1  # of the search for masks
-READABLE = 1e-5  # an indicator below this is lost in the rounding of a weight
-ENOUGH = 0.8  # a group is accepted if this share of its uploads was
+TRIALS, RATE = 30, 0.1  # steps and step size of the search for masks
+READABLE = 1e-5  # a smaller indicator is lost in the rounding of a weight
+ENOUGH = 0.8  # a group counts as accepted if this share of its uploads was accepted
 
 
 class Recipe(NamedTuple):
-    """What the original sets for each data set."""
+    """The constants that the original sets for each data set."""
 
     neurons: int  # rows of the output layer that carry noise
     spread: float  # of the noise
@@ -27,7 +28,7 @@ class Recipe(NamedTuple):
     size: float  # c_n: weight of a short mask
     sum: float  # c_l: weight of a small sum over the group
     fill: float  # an indicator where the update is zero
-    heard: float  # share of an indicator that says it arrived
+    heard: float  # an indicator arrived if the model moved by this share of it
 
 
 GREY = Recipe(8, 0.05, 2, 0.1, 0.08, 0.1, 1e-2, 1e-4)
@@ -38,12 +39,14 @@ MANY = Recipe(100, 0.0005, 5, 5e-4, 0.03, 0.01, 1e-3, 1e-5)  # classes
 class ThreeDFed:
     """1 constrained loss, 2 lifted norm, 3 indicator, 4 noise masks, 5 decoys, 6 adaptation.
 
-    lift: the update is made as long as the honest gradient, at most this many times longer, and never shorter
-    indicator_gain, indicator_cap: one weight of the last convolution is amplified so and looked for in the next model
-    group: clients whose masks sum to zero, by default 2 for grey images and 5 for others; they upload in different
-    rounds, so the masks cancel on average only, and that of a client left alone in its group is zero
-    refresh: malicious rounds between two searches for masks    decoys: whether a rejection of all calls for one
-    push: how far one output weight of a decoy is off    clean, backdoor, distance: weights of the constrained loss
+    lift: the update is scaled up to the norm of the honest gradient, by at most this factor, and never scaled down
+    indicator_gain, indicator_cap: amplification and bound of one weight of the last convolution; the attacker looks for
+    that weight in the next model
+    group: clients whose masks sum to zero. Default: 2 for grey images, 5 for others. They upload in different rounds,
+    so that the masks cancel on average only. The mask of a client alone in its group is zero
+    refresh: malicious rounds between two searches for masks
+    decoys: send a decoy after a round in which all clients' last uploads were rejected
+    push: shift of one output weight of a decoy    clean, backdoor, distance: weights of the constrained loss
     """
 
     honest = 0
@@ -79,16 +82,16 @@ class ThreeDFed:
         self.output, self.quiet = output_layer(scene.net), quiet_layer(scene.net)
 
         f, neurons, (_, width) = len(scene.malicious), min(self.recipe.neurons, classes - 1), self.output.shape
-        self.groups = torch.arange(f, device=scene.device) // size  # (f): which one a malicious client belongs to
+        self.groups = torch.arange(f, device=scene.device) // size  # (f): the group of each malicious client
         count = -(-f // size)
         self.members = (torch.arange(count, device=scene.device)[:, None] == self.groups).float()  # (groups, f)
         self.random, self.rounds = scene.random(), 0
-        self.alpha = scene.zeros(count).uniform_(generator=self.random)  # how much a group cares to be inconspicuous
+        self.alpha = scene.zeros(count).uniform_(generator=self.random)  # a group's weight of an inconspicuous row sum
         self.tally = scene.zeros(count, 2, dtype=torch.int64)  # uploads since the last refresh: accepted, all
         self.masks = scene.zeros(f, neurons, width)
         self.rows = scene.zeros(neurons, dtype=torch.int64)  # of the output layer
-        self.fate = scene.zeros(f, dtype=torch.int64)  # of each one's last upload: 1 accepted, -1 rejected, 0 unknown
-        self.due = scene.zeros(1, dtype=torch.bool)  # a decoy is next
+        self.fate = scene.zeros(f, dtype=torch.int64)  # last upload of each client: 1 accepted, -1 rejected, 0 unknown
+        self.due = scene.zeros(1, dtype=torch.bool)  # the next upload is a decoy
         self.sent = scene.zeros(scene.net.size)  # the last update before mask and indicator
         self.place, self.value = scene.zeros(1, dtype=torch.int64), scene.zeros(1)  # of the last indicator
 
@@ -103,7 +106,7 @@ class ThreeDFed:
         moved = local_steps(self.scene.lr, view, lambda model, index: self._constrained(view.model, model, index))
         self.sent.copy_(moved * lifted(norm(clean), norm(moved), self.lift).to(moved.dtype))
 
-        # The indicator comes last: it is the value that the next model is asked for.
+        # The indicator comes last: the mask must not change the value that is looked for in the next model.
         mask = self.masks[self.scene.rank(view.client)].flatten()
         attack = self.sent.index_add(0, self._places().flatten(), mask)
         self.place.copy_(self.quiet.start + self.sent[self.quiet].abs().argmin())
@@ -112,7 +115,7 @@ class ThreeDFed:
         return torch.where(self.due, self._decoy(clean, self.sent), attack)
 
     def after(self, view: View, model: Tensor) -> None:
-        """A decoy's fate decides nothing: after it the attack goes on."""
+        """Record whether the upload was accepted. A decoy does not count: the attack continues after it."""
         step = (view.current[self.place] - model[self.place]) / self.scene.lr
         arrived, counts, rank = step / self.value > self.recipe.heard, ~self.due, self.scene.rank(view.client)
         self.tally.index_add_(0, self.groups[rank], torch.stack([arrived & counts, counts], 1).long())
@@ -130,7 +133,7 @@ class ThreeDFed:
         return clean * honest + backdoor * poisoned + distance * F.normalize(model - start, dim=0)
 
     def _places(self) -> Tensor:
-        """(neurons, width): where the masked rows lie in the flat vector."""
+        """(neurons, width): indices of the masked rows in the flat vector."""
         width = self.output.shape[1]
         return self.output.start + self.rows[:, None] * width + torch.arange(width, device=self.rows.device)
 
@@ -139,14 +142,14 @@ class ThreeDFed:
         return torch.where(value.abs() < READABLE, self.recipe.fill, value).clamp(-self.cap, self.cap)
 
     def _decoy(self, clean: Tensor, attack: Tensor) -> Tensor:
-        """Honest but for one output weight: the one in which honest update and attack differ least."""
+        """The honest update, except for one output weight: the one in which it differs least from the attack."""
         rows, columns = self.output.shape
         layer = slice(self.output.start, self.output.start + rows * columns)
         place = layer.start + (clean - attack)[layer].abs().argmin().reshape(1)
         return clean.index_add(0, place, torch.full_like(self.value, self.push))
 
     def _renew(self) -> None:
-        """New masks, for an alpha that follows from what became of the last ones. Eager: it may use autograd."""
+        """Adapt alpha to the fate of the last masks and search new ones. It uses autograd: not for a CUDA graph."""
         accepted, uploads = self.tally.unbind(1)
         chance = torch.rand(len(self.alpha), generator=self.random, device=self.alpha.device)
         adapted = adapt(self.alpha, (uploads > 0) & (accepted >= ENOUGH * uploads), chance)
@@ -155,7 +158,7 @@ class ThreeDFed:
 
         others = torch.randperm(self.output.shape[0] - 1, generator=self.random, device=self.rows.device)
         others = others[: len(self.rows)]
-        self.rows.copy_(others + (others >= self.trigger.target))  # any but the target's
+        self.rows.copy_(others + (others >= self.trigger.target))  # all rows but the target's
         masks = torch.randn(self.masks.shape, generator=self.random, device=self.masks.device) * self.recipe.spread
         bias = self.sent[self.output.bias + self.rows].abs() if self.output.bias is not None else 0
         update = self.sent[self._places()]
@@ -163,9 +166,9 @@ class ThreeDFed:
 
 
 def search(masks: Tensor, update: Tensor, bias: Tensor | int, alpha: Tensor, members: Tensor, recipe: Recipe) -> Tensor:
-    """Masks (f, neurons, width) that hide the rows' change, are short, and sum to zero over each group.
+    """Masks (f, neurons, width) that hide the change of the rows, have small norms and sum to zero over each group.
 
-    update: (neurons, width) what they are added to    bias: (neurons), its absolute    members: (groups, f) 0 or 1
+    update: (neurons, width) the rows that get the masks    bias: (neurons) absolute    members: (groups, f) 0 or 1
     """
     masks = centred(masks, members)
     mine = alpha @ members  # (f)
@@ -189,8 +192,8 @@ def centred(masks: Tensor, members: Tensor) -> Tensor:
 
 
 def adapt(alpha: Tensor, accepted: Tensor, chance: Tensor) -> Tensor:
-    """Next alphas (groups): between the two smallest if all groups got in, just above the smallest that did if some
-    did, anywhere if none. chance: (groups) uniform draws
+    """Next alphas (groups). All groups accepted: between the two smallest alphas. Some: just above the smallest alpha
+    that was accepted. None: anywhere. chance: (groups) uniform draws
     """
     ranked = torch.where(accepted, alpha, torch.inf).sort().values
     low, second = ranked[0], ranked[min(1, len(ranked) - 1)]
@@ -199,12 +202,12 @@ def adapt(alpha: Tensor, accepted: Tensor, chance: Tensor) -> Tensor:
 
 
 def lifted(honest: Tensor, length: Tensor, cap: float) -> Tensor:
-    """(): what to multiply an update of that length by: never less than 1."""
+    """(): the factor for an update of this norm, at least 1."""
     return torch.where(length > 0, honest / length, 1).clamp(1, cap)
 
 
 class Output(NamedTuple):
-    """Where the output layer lies in a flat vector."""
+    """The place of the output layer in the flat vector."""
 
     start: int
     shape: tuple[int, int]  # rows, one per class, and their width
@@ -216,9 +219,9 @@ def output_layer(net: Net) -> Output:
     if not matrices or matrices[-1][1][0] != net.classes:
         got = tuple(matrices[-1][1]) if matrices else "none"
         raise ValueError(f"3dfed: net must end in a linear layer of {net.classes} rows, got {got}")
-    start, shape = matrices[-1]
-    bias = start + shape.numel()
-    return Output(start, tuple(shape), bias if (bias, (net.classes,)) in layers(net) else None)
+    start, (rows, width) = matrices[-1]
+    bias = start + rows * width
+    return Output(start, (rows, width), bias if (bias, (net.classes,)) in layers(net) else None)
 
 
 def quiet_layer(net: Net) -> slice:
@@ -229,5 +232,5 @@ def quiet_layer(net: Net) -> slice:
 
 
 def layers(net: Net) -> list[tuple[int, torch.Size]]:
-    """Where each parameter starts in a flat vector, and its shape."""
+    """The start of each parameter in the flat vector, and its shape."""
     return list(zip(accumulate(net.sizes, initial=0), net.shapes.values(), strict=False))

@@ -1,4 +1,4 @@
-"""Kardam: the Lipschitz filter, the frequency filter, and dampening by staleness."""
+"""Kardam: a Lipschitz filter, a frequency filter, and steps that shrink with staleness."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch import Tensor
 from .. import ops
 from .base import Arrival, Verdict, need
 
+# Factor of the step by staleness () and decay.
 DAMPENING = {
     "off": lambda staleness, decay: torch.ones_like(staleness),
     "exp": lambda staleness, decay: torch.exp(-decay * staleness),
@@ -15,16 +16,17 @@ FREQUENCIES = ("off", "lenient", "strict")
 
 
 class Kardam:
-    """Rejects what changes faster, from the last applied gradient on, than most clients' own gradients ever did.
+    """Rejects an update if its Lipschitz coefficient against the last applied gradient is above a quantile of the
+    clients' own coefficients.
 
-    malicious: f, by default a fifth of the clients; the original asks for clients > 3 f
-    quantile: of the clients' coefficients, by default (n - f) / n: the largest of n - f. Of two neighbours the lower,
-    for a mean of them would let one huge coefficient of a malicious client in
+    malicious: f. Default: a fifth of the clients. The original requires clients > 3 f
+    quantile: of the clients' largest coefficients. Default: (n - f) / n. Between two neighbours it takes the lower: a
+    mean would let in one huge coefficient of a malicious client
     frequency: "strict" rejects the clients of the last 2 f accepted updates, "lenient" those with f of them
-    patience: so many rejections in a row open the filter for one, by default the number of clients
+    patience: after this many rejections in a row one update passes. Default: the number of clients
     """
 
-    WORDS = (
+    REASONS = (
         "accepted",
         "accepted: as many rejections in a row as patience allows",
         "rejected: coefficient above the quantile of the clients' own",
@@ -38,9 +40,9 @@ class Kardam:
         *,
         malicious: int | None = None,
         quantile: float | None = None,
-        kept: int = 25,  # coefficients per client, first in first out: the official eviction never lets a maximum fall
+        kept: int = 25,  # coefficients per client, first in first out; the official code never evicts the maximum
         patience: int | None = None,
-        frequency: str = "off",  # the paper's numbers look like the Lipschitz filter alone
+        frequency: str = "off",  # the paper's numbers match the Lipschitz filter alone
         dampening: str = "exp",
         decay: float = 0.2,
     ):
@@ -58,13 +60,13 @@ class Kardam:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=model.device)
 
-        # Zeros are the right start: with no gradient applied yet the coefficient is |g| / |w|.
+        # With zeros, the first coefficient is |g| / |w|.
         self.applied, self.applied_at = torch.zeros_like(model), torch.zeros_like(model)
         self.last_updates, self.last_models = (zeros(clients, len(model), dtype=model.dtype) for _ in range(2))
         self.seen, self.pushed = zeros(clients, dtype=torch.bool), zeros(clients)
         self.coefficients = zeros(clients, kept, dtype=torch.float64).fill_(-torch.inf)
         self.rejections, self.accepted = zeros(), zeros()
-        self.recent = zeros(2 * self.malicious) - 1  # ids of the last accepted
+        self.recent = zeros(2 * self.malicious) - 1  # clients of the last accepted updates; -1: none
 
     def judge(self, arrival: Arrival) -> Verdict:
         self._learn(arrival)
@@ -73,7 +75,7 @@ class Kardam:
         rare = ~self._frequent(arrival.client)
         accepted = arrival.finite & rare & (smooth | (self.rejections >= self.patience))
         self._remember(arrival, accepted)
-        # Only the Lipschitz filter can lock itself, so only its rejections count.
+        # Only the Lipschitz filter can reject for ever, so only its rejections count.
         self.rejections.copy_(torch.where(accepted, 0, self.rejections + (arrival.finite & ~smooth)))
         reason = torch.where(accepted, (~smooth).long(), torch.where(rare, 2, 3))
         damped = arrival.update * DAMPENING[self.dampening](arrival.staleness, self.decay)
@@ -85,7 +87,8 @@ class Kardam:
         self.recent[self.recent == client] = -1
 
     def _learn(self, arrival: Arrival) -> None:
-        """The client's own coefficient. An upload at a model equal to its last one is ignored, as in the original."""
+        """Record the client's own coefficient. An upload on the same model as its last one is ignored, as in the
+        original."""
         i, update, trained_on = arrival.client, arrival.update, arrival.trained_on
         last_update, last_model, seen, pushed, row = (
             rows.index_select(0, i)
@@ -106,7 +109,7 @@ class Kardam:
             rows.index_copy_(0, i, new)
 
     def _smooth(self, factor: Tensor) -> Tensor:
-        """At most the quantile over clients of each one's largest coefficient; true while nobody has one."""
+        """Whether the factor is at most the quantile of the clients' largest coefficients; true while there is none."""
         bound = lower_quantile(self.coefficients.amax(1), self.quantile)
         return (factor <= bound) | (bound == torch.inf)
 
@@ -117,7 +120,7 @@ class Kardam:
         return times > 0 if self.frequency == "strict" else times + 1 > self.malicious
 
     def _remember(self, arrival: Arrival, accepted: Tensor) -> None:
-        """The gradient that is applied, undamped: the official table mixes scales, and its own comment says so."""
+        """Store the applied gradient before dampening; the official code mixes both scales, as its comment says."""
         self.applied.copy_(torch.where(accepted, arrival.update, self.applied))
         self.applied_at.copy_(torch.where(accepted, arrival.model, self.applied_at))
         if len(self.recent):
@@ -127,7 +130,7 @@ class Kardam:
 
 
 def lower_quantile(worst: Tensor, quantile: float) -> Tensor:
-    """() of the values (n) that are not -inf, of two neighbours the lower; inf if there are none."""
+    """(): the quantile of the values (n) that are not -inf, between two neighbours the lower; inf if there are none."""
     known = worst > -torch.inf
     ranked = torch.where(known, worst, torch.inf).sort().values
     place = ((known.sum() - 1).double() * quantile).clamp(min=0).long()

@@ -111,7 +111,7 @@ class Rounds:
         who, samples = row[:1], row[HEAD:]
         trained_on = self.past.index_select(0, row[1:2])[0]
         if malicious:
-            view = self._view(who, samples, trained_on)
+            view = self._view(row, trained_on)
             update = self.attack.update(view)
         else:
             update = self.net.gradient(trained_on, *self.data.train(samples))
@@ -125,11 +125,12 @@ class Rounds:
         self.verdicts.index_copy_(0, self.at, receipt.accepted.reshape(1))
         self.at += 1
 
-    def _view(self, who: Tensor, samples: Tensor, trained_on: Tensor) -> View:
+    def _view(self, row: Tensor, trained_on: Tensor) -> View:
         more = self.extra.index_select(0, self.extra_at)[0]
         self.extra_at += 1
-        own = torch.cat([samples[None], more[: self.attack.own - 1]])
-        return View(who, trained_on, self.server.model, own, more[self.attack.own - 1 :], self.server)
+        own = torch.cat([row[HEAD:][None], more[: self.attack.own - 1]])
+        honest, server = more[self.attack.own - 1 :], self.server
+        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double())
 
     def evaluate(self) -> Point:
         model, trigger = self.server.model, self.attack.trigger

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..attacks.backdoors import Trigger
+from ..attacks import Trigger
 from ..tasks.datasets import Dataset
 from ..tasks.models import Net
 

@@ -1,20 +1,17 @@
 """Settings from what people write: flags, a TOML file, the lists of a sweep."""
 
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from reprlib import repr  # short, and of any depth
 from types import NoneType, UnionType
 from typing import get_args, get_origin, get_type_hints
 
-from .. import SecureAFL, bounded_files
-from ..attacks import ATTACKS
-from ..defenses import DEFENSES
-from ..defenses.base import BASGD, AsyncDefender
-from ..defenses.kardam import Kardam
+from .. import bounded_files
+from ..attacks import ATTACKS, Kind
+from ..defenses import DEFENSES, Defense
 from .settings import Settings, UndefinedError
 
 HELP = {
@@ -58,15 +55,10 @@ def _kind(hint: object) -> type:
 KINDS = {name: _kind(hint) for name, hint in get_type_hints(Settings).items()}
 CONFIG = 2**14  # bytes of a file of settings; a key of many parts takes tomllib the square of their number
 CALLED = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
-# Of the options whose default is None, by name.
-FACTORIES = (*(kind.factory for kind in ATTACKS.values()), AsyncDefender, BASGD, Kardam, SecureAFL)
-OPTIONAL = {
-    parameter.name: _kind(parameter.annotation)
-    for factory in FACTORIES
-    for parameter in signature(factory).parameters.values()
-    if isinstance(parameter.annotation, UnionType)
+OPTIONS: dict[str, tuple[str, Mapping[str, Kind] | Mapping[str, Defense]]] = {
+    "attack_options": ("attack", ATTACKS),
+    "defense_options": ("defense", DEFENSES),
 }
-OPTIONS = {"attack_options": ("attack", ATTACKS), "defense_options": ("defense", DEFENSES)}
 
 
 def knobs(field: str, name: str) -> dict[str, object]:
@@ -75,11 +67,11 @@ def knobs(field: str, name: str) -> dict[str, object]:
     What SecureAFL has settings of its own for is no option: two names for one thing could disagree.
     """
     ours = name.startswith("secureafl")
-    options = OPTIONS[field][1][name].settings
+    entry = OPTIONS[field][1][name]
     return {
         key: value
-        for key, value in options.items()
-        if (type(value) in CALLED or key in OPTIONAL) and not (ours and key in KINDS)
+        for key, value in entry.settings.items()
+        if (type(value) in CALLED or key in entry.optional) and not (ours and key in KINDS)
     }
 
 
@@ -190,9 +182,10 @@ def _share_out(many: list[Settings], field: str) -> list[Settings]:
     shared = []
     for settings in many:
         own, given = used[getattr(settings, owner)], getattr(settings, field)
+        optional = OPTIONS[field][1][getattr(settings, owner)].optional
         for name, value in given.items():
             _known(f"{owner} option of {', '.join(used)}:", name, known)
-            kind = OPTIONAL.get(name) if own.get(name) is None else type(own[name])
+            kind = optional.get(name) if own.get(name) is None else type(own[name])
             if kind and not fits(kind, value):
                 raise ValueError(f"{owner} option {name} must be {CALLED[kind]}, got {repr(value)}")
         shared.append(replace(settings, **{field: {name: value for name, value in given.items() if name in own}}))

@@ -91,10 +91,15 @@ class Settings:
                 limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
                 raise ValueError(f"{name} must be {limits}, got {value}")
         _check_device(self.device)
-        if self.dataset == "udacity" and ATTACKS[self.attack].needs_labels:
-            raise UndefinedError(f"attack {self.attack!r} changes labels, and udacity has none: it is a regression")
-        if self.dataset == "udacity" and self.defense == "sageflow":
-            raise UndefinedError("defense 'sageflow' asks for the entropy of a prediction, and udacity is a regression")
+        regression = datasets.SOURCES[self.dataset].regression
+        if regression and ATTACKS[self.attack].needs_labels:
+            raise UndefinedError(
+                f"attack {self.attack!r} changes labels, and {self.dataset} has none: it is a regression"
+            )
+        if regression and self.defense == "sageflow":
+            raise UndefinedError(
+                f"defense 'sageflow' asks for the entropy of a prediction, and {self.dataset} is a regression"
+            )
 
     @property
     def attackers(self) -> int:

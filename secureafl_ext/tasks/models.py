@@ -1,4 +1,4 @@
-"""Small nets whose whole state is one flat vector: what the server sees is all there is."""
+"""Small nets whose whole state is one flat vector, the vector that the server sees."""
 
 import math
 import threading
@@ -14,23 +14,23 @@ from torch.nn import functional as F  # noqa: N812
 
 from .. import _sim  # noqa: F401 - importing it registers torch.ops.secureafl_sim
 
-STARTING = threading.Lock()  # modules draw from torch's one global generator
+STARTING = threading.Lock()  # modules draw their initial weights from torch's global generator
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A net's own ops, for float32 on a GPU."""
+    """The fused ops of a net, for float32 on a GPU."""
 
-    gradients: Callable[..., Tensor]  # as Net.gradients, of up to 256 images each
+    gradients: Callable[..., Tensor]  # as Net.gradients, for up to 256 images each
     predict: Callable[..., Tensor] | None = None  # (vector, x) -> (B, outputs)
-    shared: int = 0  # bytes of shared memory that they need for a block
+    shared: int = 0  # bytes of shared memory that a block needs
 
 
 class Net:
-    """A module without weights of its own, applied to views of a vector. Shapes: vector (d), x (B, C, H, W), y (B).
+    """A module without weights, applied to views of a vector. Shapes: vector (d), x (B, C, H, W), y (B).
 
-    classes 0 is regression: one output, mean squared error. Nothing here waits for the device, so that a CUDA graph can
-    hold it. The module is changed for the time of a call: threads need a Net each.
+    classes=0 is a regression: one output, mean squared error. No method waits for the device, so that all can be
+    captured in a CUDA graph. A call changes the module for its duration: each thread needs a Net of its own.
     """
 
     def __init__(self, make: Callable[[], nn.Module], classes: int, fused: Fused | None = None):
@@ -38,13 +38,13 @@ class Net:
         with torch.device("meta"):
             self.module = make()
         if next(self.module.buffers(), None) is not None:
-            raise ValueError("Net: the module has buffers, which a flat vector of parameters would not carry")
+            raise ValueError("Net: module must have no buffers, a flat vector of parameters does not contain them")
         self.shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         self.size = sum(self.sizes)
 
     def start(self, seed: int) -> Tensor:
-        """The module's own initial weights, on the CPU. The state of torch's global generators stays as it is."""
+        """The module's initial weights, on the CPU. The state of torch's global generators does not change."""
         with STARTING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
             return torch.cat([parameter.detach().flatten() for parameter in self.make().parameters()])
@@ -52,32 +52,33 @@ class Net:
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         if vector.shape != (self.size,):
             raise ValueError(f"Net: vector must have shape ({self.size},), got {tuple(vector.shape)}")
-        # One split instead of a slice each: its backward is one cat, not a vector of zeros per parameter.
+        # One split instead of slices: its backward is one cat instead of one vector of zeros per parameter.
         parts = vector.split(self.sizes)
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def predict(self, vector: Tensor, x: Tensor) -> Tensor:
         """(B, classes) logits, or (B) values."""
-        if self._is_fused(vector) and self.fused.predict and not vector.requires_grad:
-            return self._shaped(self.fused.predict(vector, x))
+        fused = self._fused_for(vector)
+        if fused and fused.predict and not vector.requires_grad:
+            return self._shaped(fused.predict(vector, x))
         return self._apply(vector, x)
 
     def loss(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Mean over the batch of cross entropy or squared error."""
-        out = self._apply(vector, x)  # which has a gradient
+        out = self._apply(vector, x)  # not the fused op, which has no gradient
         return F.cross_entropy(out, y) if self.classes else F.mse_loss(out, y)
 
     def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        if self._is_fused(vector, len(x)):
-            return self.fused.gradients(vector.detach(), x[None], y[None])[0]
+        if fused := self._fused_for(vector, len(x)):
+            return fused.gradients(vector.detach(), x[None], y[None])[0]
         leaf = vector.detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(self.loss(leaf, x, y), leaf)[0]
 
     def gradients(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(k, d): the gradients of k minibatches, x (k, B, C, H, W) and y (k, B), at one vector and in one call."""
-        if self._is_fused(vector, x.shape[1]):
-            return self.fused.gradients(vector.detach(), x, y)
+        if fused := self._fused_for(vector, x.shape[1]):
+            return fused.gradients(vector.detach(), x, y)
         return vmap(grad(self.loss), in_dims=(None, 0, 0))(vector.detach(), x, y)
 
     def _apply(self, vector: Tensor, x: Tensor) -> Tensor:
@@ -86,15 +87,17 @@ class Net:
     def _shaped(self, out: Tensor) -> Tensor:
         return out if self.classes else out[:, 0]
 
-    def _is_fused(self, vector: Tensor, batch: int = 0) -> bool:
-        """batch: images of a gradient"""
+    def _fused_for(self, vector: Tensor, batch: int = 0) -> Fused | None:
+        """The fused ops if they support this vector. batch: images of a gradient"""
         if self.fused is None or not vector.is_cuda or vector.dtype != torch.float32 or batch > 256:
-            return False
-        return torch.cuda.get_device_properties(vector.device).shared_memory_per_block_optin >= self.fused.shared
+            return None
+        device = torch.cuda.get_device_properties(vector.device)
+        shared: int = device.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in torch's stubs
+        return self.fused if shared >= self.fused.shared else None
 
 
 def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
-    """The paper's CNN; unpadded, so that it has 139,960 parameters for 28 x 28 x 1, which the paper calls 140,000."""
+    """The paper's CNN, without padding: 139,960 parameters for 28 x 28 x 1; the paper says 140,000."""
     channels, height, width = shape
     if min(height, width) < 10:
         raise ValueError(f"cnn: images must be 10 x 10 or larger, got {height} x {width}")
@@ -114,7 +117,7 @@ def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
             nn.Linear(hidden, classes or 1),
         )
 
-    # One call instead of some forty kernels, and less than a third of their time on an H200; built for small sizes.
+    # One call instead of about forty kernels, in less than a third of their time on an H200. Only for small sizes.
     fits = 2 <= classes <= 256 and hidden <= 256 and channels <= 3 and max(height, width) <= 32
     fused = Fused(partial(torch.ops.secureafl_sim.cnn_gradient, hidden=hidden, classes=classes))
     return Net(make, classes, fused if fits else None)
@@ -123,8 +126,8 @@ def cnn(shape: tuple[int, int, int], classes: int, hidden: int = 100) -> Net:
 class Block(nn.Module):
     """Two 3 x 3 convolutions and a shortcut without parameters: every second pixel, zeros for new channels.
 
-    Group norm in place of batch norm: it keeps no running statistics, which no gradient would tell the server of, and
-    a sample's output depends on that sample alone, however skewed the batch of a client is.
+    Group norm instead of batch norm: it has no running statistics, which no gradient would send to the server, and the
+    output for a sample does not depend on the other samples of a client's skewed batch.
     """
 
     def __init__(self, channels: int, out: int, stride: int):
@@ -165,10 +168,11 @@ class ResNet20(nn.Module):
 
 def resnet20(shape: tuple[int, int, int], classes: int) -> Net:
     """ResNet-20 with group norm and shortcuts without parameters, for images of any size."""
-    # A few kernels instead of some 380; factors of products are rounded to 11 bits.
+    # A few kernels instead of about 380. The factors of products are rounded to 11 bits.
     fits = shape[0] <= 8 and shape[1:] == (32, 32) and classes <= 256
     ops = torch.ops.secureafl_sim.resnet_gradient, torch.ops.secureafl_sim.resnet_predict
-    fused = Fused(*(partial(op, classes=classes) for op in ops), shared=194_336)
+    gradients, predict = (partial(op, classes=classes) for op in ops)
+    fused = Fused(gradients, predict, shared=194_336)
     return Net(lambda: ResNet20(shape[0], classes or 1), classes, fused if fits else None)
 
 

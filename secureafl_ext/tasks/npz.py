@@ -1,4 +1,4 @@
-"""Compact npz files to arrays: plain images, or pictures end to end in one array of bytes with offsets."""
+"""Readers of compact npz files: plain images, or encoded pictures in one array of bytes with offsets."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +22,11 @@ from .readers import (
     shrunk,
 )
 
-LABEL = 8  # bytes, of the widest numbers
+LABEL = 8  # bytes of the widest label
 
 
 class Npz:
-    """Some arrays of the file of that name, read within limits."""
+    """The wanted arrays of a file. wanted: largest number of bytes by name"""
 
     def __init__(self, folder: Path, pattern: str, wanted: dict[str, int]):
         self.path = need(folder, pattern)
@@ -42,7 +42,7 @@ class Npz:
         return self[name][:, None]
 
     def pieces(self, images: str, offsets: str) -> list[bytes]:
-        """The pictures, one after the other. Offsets that went back would make a small file a large one."""
+        """The encoded pictures. Offsets must ascend: otherwise a small file could expand to a large one."""
         blob, at = self[images], self[offsets]
         right = blob.dtype == np.uint8 and blob.ndim == at.ndim == 1 and at.dtype.kind in "iu" and len(at) > 1
         if not right or not (at[0] >= 0 and at[-1] <= blob.size and (at[:-1] <= at[1:]).all()):
@@ -52,7 +52,7 @@ class Npz:
 
 
 def limits(size: Size, samples: int, images: str, labels: str, offsets: str = "") -> dict[str, int]:
-    """Bytes at most of these arrays. A packed picture never needs more than its pixels."""
+    """The largest number of bytes of these arrays. An encoded picture needs no more bytes than its pixels."""
     most = {images: size.bytes(samples), labels: LABEL * samples}
     return most | ({offsets: LABEL * (samples + 1)} if offsets else {})
 
@@ -107,7 +107,7 @@ def tiny_npz(folder: Path) -> Arrays:
 
 def udacity_npz(folder: Path) -> Arrays:
     file = Npz(folder, "udacity*.npz", limits(ROAD, FRAMES, "jpeg", "steering", "offsets"))
-    frames = decode_all(file.pieces("jpeg", "offsets"), decoder(shrunk), ROAD.shape, file.path)  # of the road alone
+    frames = decode_all(file.pieces("jpeg", "offsets"), decoder(shrunk), ROAD.shape, file.path)  # cropped already
     if file["steering"].dtype.kind not in "iuf":
         raise ValueError(f"{file.path}: steering must be numbers, got {file['steering'].dtype}")
     return by_time(frames, file["steering"].astype(np.float32))

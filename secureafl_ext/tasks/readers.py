@@ -1,8 +1,8 @@
-"""Data sets as they lie on disk, to arrays: idx, CIFAR's batches, image folders, driving logs.
+"""Readers of data sets: idx files, CIFAR's batches, image folders, driving logs.
 
-Every reader takes a folder and returns Arrays. Nothing is downloaded, and nothing that a file names is called. A file
-is untrusted: it is read as far as the data set is large and no further, and what does not fit is a ValueError that
-names the file, what was expected and what came.
+Every reader takes a folder and returns Arrays. It downloads nothing and never calls a function that a file names. Files
+are untrusted: a reader reads no more bytes than the data set can have. A file that does not fit raises a ValueError
+with the file's name, the expected content and the content that came.
 """
 
 import csv
@@ -23,7 +23,7 @@ from . import safe_pickle
 
 
 class Size(NamedTuple):
-    """What a data set has at most."""
+    """The largest size of a data set."""
 
     train: int
     test: int
@@ -39,24 +39,24 @@ TINY, TINY_CLASSES = Size(100_000, 10_000, (3, 64, 64)), 200
 FRAMES = 200_000  # of one recording: more than five hours
 ROAD = Size(FRAMES, FRAMES, (3, 32, 32))  # the size that ResNet-20 was made for
 TEXT = 2**26  # bytes: of names, annotations, a log
-# A picture must have no more than this, and no kind of file beside these is tried: some run programs of their own.
+# Largest picture in pixels. Only these formats are decoded: decoders of some others start programs.
 PIXELS, PICTURES = 2**22, ("JPEG", "PNG", "WEBP")
 # A frame of the driving simulator, 320 x 160, has sky above and the bonnet below: rows 60 to 134 are road.
 ROAD_TOP, ROAD_BOTTOM = 60 / 160, 135 / 160
-# Frames follow each other at ten a second: a random test set would have a twin of every frame in the training set.
+# Ten frames a second: a random test set would have almost the same frames as the training set.
 TEST_SHARE = 0.2
 
 
 class Arrays(NamedTuple):
     train_x: np.ndarray  # (N, C, H, W) uint8
-    train_y: np.ndarray  # (N) labels, or float values where classes is 0
+    train_y: np.ndarray  # (N) labels, or float values if classes is 0
     test_x: np.ndarray
     test_y: np.ndarray
     classes: int  # 0: regression
 
 
 def find(folder: Path, pattern: str) -> Path | None:
-    """The first file of that name, packed by gzip or not."""
+    """The first file of that name, with or without .gz."""
     return next(iter(sorted(folder.glob(pattern)) + sorted(folder.glob(pattern + ".gz"))), None)
 
 
@@ -127,11 +127,16 @@ def cifar_python(folder: Path, train: Iterable[str], test: str, labels: str, cla
             raise ValueError(f"{path}: expected the keys data and {labels}, got {', '.join(values)[:200]}")
         return cifar_images(values["data"], path), whole_numbers(values[labels], path, labels)
 
-    return Arrays(*map(np.concatenate, zip(*map(part, train), strict=True)), *part(test), classes=classes)
+    return Arrays(*joined(map(part, train)), *part(test), classes=classes)
+
+
+def joined(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = zip(*parts, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def cifar_binary(folder: Path, train: Iterable[str], test: str, labels: int, classes: int) -> Arrays:
-    """Records of `labels` bytes, of which the last is the one wanted, and an image."""
+    """Records of `labels` label bytes, of which the last one counts, and an image."""
 
     def part(name: str) -> tuple[np.ndarray, np.ndarray]:
         path = need(folder, name)
@@ -141,28 +146,29 @@ def cifar_binary(folder: Path, train: Iterable[str], test: str, labels: int, cla
         rows = values.reshape(-1, labels + 3072)
         return cifar_images(rows[:, labels:], path), rows[:, labels - 1]
 
-    return Arrays(*map(np.concatenate, zip(*map(part, train), strict=True)), *part(test), classes=classes)
+    return Arrays(*joined(map(part, train)), *part(test), classes=classes)
 
 
 # Images
 
 
-Decode = Callable[[Path | bytes, object], np.ndarray]
+Decode = Callable[[Path | bytes, Path | str], np.ndarray]
 
 
 def decoder(edit: Callable[[Any], Any] = lambda image: image) -> Decode:
-    """From a file, or its bytes, and a name for it to (C, H, W) uint8; `edit` is applied to the picture in between."""
+    """A function of a file or its bytes, and of its name for errors, that returns (C, H, W) uint8. edit: changes the
+    picture before that"""
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError("images are decoded by Pillow; pip install 'secureafl_ext[sim]'") from error
 
-    def decode(source: Path | bytes, name: object) -> np.ndarray:
+    def decode(source: Path | bytes, name: Path | str) -> np.ndarray:
         if isinstance(source, Path):
             bounded_files.need_file(source, 4 * PIXELS)
         file = source if isinstance(source, Path) else io.BytesIO(source)
         with bounded_files.broken(name, "image"), Image.open(file, formats=PICTURES) as image:
-            if image.width * image.height > PIXELS:  # known from the header, before anything is decoded
+            if image.width * image.height > PIXELS:  # from the header: nothing is decoded yet
                 raise ValueError(f"expected at most {PIXELS} pixels, got {image.width} x {image.height}")
             return np.asarray(edit(image.convert("RGB"))).transpose(2, 0, 1)
 
@@ -173,8 +179,9 @@ def decode_all(sources: Sequence[Path | bytes], decode: Decode, shape: tuple[int
     out = np.empty((len(sources), *shape), np.uint8)
 
     def place(i: int) -> None:
-        name = f"{where}, picture {i}" if isinstance(sources[i], bytes) else sources[i]
-        image = decode(sources[i], name)
+        source = sources[i]
+        name = f"{where}, picture {i}" if isinstance(source, bytes) else source
+        image = decode(source, name)
         if image.shape != shape:
             raise ValueError(f"{name}: expected the shape {shape}, got {image.shape}")
         out[i] = image
@@ -187,7 +194,7 @@ def decode_all(sources: Sequence[Path | bytes], decode: Decode, shape: tuple[int
 def tiny_imagenet(folder: Path) -> Arrays:
     """train/WNID/images/*; val as published (one folder, val_annotations.txt) or sorted into val/WNID afterwards."""
     wnids = bounded_files.text(folder / "wnids.txt", TEXT).split()
-    # They become parts of paths: a name with a slash or dots would lead out of the folder.
+    # The names become parts of paths: a slash or dots would lead out of the folder.
     odd = [wnid for wnid in wnids if not re.fullmatch(r"\w{1,64}", wnid)]
     if odd or not 1 <= len(wnids) <= TINY_CLASSES or len(set(wnids)) < len(wnids):
         got = f"{odd[0][:64]!r}" if odd else f"{len(wnids)} names, {len(set(wnids))} different"
@@ -213,14 +220,14 @@ def tiny_imagenet(folder: Path) -> Arrays:
             raise FileNotFoundError(f"{folder / part}: no images of the {len(wnids)} classes in wnids.txt")
         if len(files) > samples:
             raise ValueError(f"{folder / part}: expected at most {samples} images, got more")
-    decode = decoder(lambda image: image.resize(TINY.shape[1:]))  # they are of that size: no change
+    decode = decoder(lambda image: image.resize(TINY.shape[1:]))  # no change: they have that size
     images = [decode_all([path for path, _ in files], decode, TINY.shape, folder) for files in (train, test)]
     labels = [np.array([y for _, y in files]) for files in (train, test)]
     return Arrays(images[0], labels[0], images[1], labels[1], classes=len(wnids))
 
 
 def annotated(notes: Path, known: Iterable[str]) -> list[tuple[str, str]]:
-    """The file's name and the class of each line; the name of a file beside it, not a path."""
+    """The file name and the class of each line. The name must not be a path."""
     rows = []
     for number, line in enumerate(bounded_files.text(notes, TEXT).splitlines(), 1):
         name, wnid = [*line.split("\t"), ""][:2]
@@ -231,7 +238,7 @@ def annotated(notes: Path, known: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def by_time(x: np.ndarray, y: np.ndarray) -> Arrays:
-    """A recording in the order in which it was made: its end is the test."""
+    """A recording in its order of time. The end is the test set."""
     cut = len(y) - max(1, round(TEST_SHARE * len(y)))
     return Arrays(x[:cut], y[:cut], x[cut:], y[cut:], classes=0)
 
@@ -246,9 +253,9 @@ def shrunk(image: Any) -> Any:
 
 
 def driving_log(folder: Path) -> Arrays:
-    """Udacity's simulator: IMG/ and driving_log.csv (centre, left, right, steering, ..), its first line names or not.
+    """Udacity's simulator: IMG/ and driving_log.csv (centre, left, right, steering, ..), with or without a header.
 
-    The log holds paths of the machine that recorded, often a Windows one: only the file's name is used.
+    The log has paths of the recording machine, often of Windows: only the file's name is used.
     """
     path = folder / "driving_log.csv"
     try:

@@ -1,7 +1,7 @@
-"""CIFAR's python batches without trust. A pickle is a program; only the opcodes below are run, on values of our own.
+"""A safe reader of pickles, for CIFAR's python batches. A pickle is a program; only the opcodes below are executed.
 
-Nothing that a file names is looked up: a name stays a pair of words, and the five names that numpy writes stand for
-functions of this module. Memory is bounded by the file's size and time by `MOST_OPCODES`.
+No name in a file is ever imported. The names that numpy writes are mapped to functions of this module; any other name
+is refused. The file's size bounds the memory, `MOST_OPCODES` bounds the time.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 
 # CIFAR-100's training batch, the longest, has 300,000: three lists of 50,000 entries, and a memo for each name.
 MOST_OPCODES = 1_000_000
-MOST_VALUES = 2**32  # along one side of an array; numbers in a pickle can be as long as the file
+MOST_VALUES = 2**32  # along one dimension of an array; a number in a pickle can be as long as the file
 WHOLE = ("u1", "i4", "i8")  # the dtypes that a batch may have
 
 
@@ -30,16 +30,16 @@ class _Dtype(NamedTuple):
 
 @dataclass(eq=False)
 class _Array:
-    """What a batch holds of a numpy array: a shape, a dtype and bytes."""
+    """A numpy array of a batch, filled by the BUILD opcode."""
 
     values: np.ndarray | None = None
 
 
 @dataclass(eq=False)
 class _Machine:
-    """The state of a pickle that runs."""
+    """The state of the pickle machine."""
 
-    room: int  # bytes that it may still make beyond those that stand in the file
+    room: int  # bytes that it may still create beyond those in the file
     stack: list = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class _Machine:
 
 
 def _need(value: Any, kind: type) -> Any:
-    """Of exactly this type."""
+    """The value, if it has exactly this type."""
     if kind is not object and type(value) is not kind:
         expected, got = (each.__name__.strip("_").lower() for each in (kind, type(value)))
         raise UnpicklingError(f"{expected} expected, got {got}")
     return value
 
 
-# What the admitted names stand for. Arguments come from the file and may be anything.
+# The functions of the admitted names. Their arguments come from the file and can be anything.
 
 
 def _dtype(_: _Machine, code: Any, *__: Any) -> _Dtype:
@@ -84,7 +84,7 @@ def _dtype(_: _Machine, code: Any, *__: Any) -> _Dtype:
 
 
 def _encode(machine: _Machine, text: Any, encoding: Any) -> bytes:
-    """How Python 3 writes bytes in the older protocols. A file can ask for the same text many times, hence `room`."""
+    """Python 3 writes bytes like this in older protocols. `room` bounds a file that encodes one text many times."""
     if _need(encoding, str) != "latin1":
         raise UnpicklingError("bytes in another encoding than latin1")
     machine.room -= len(_need(text, str))
@@ -94,7 +94,7 @@ def _encode(machine: _Machine, text: Any, encoding: Any) -> bytes:
 
 
 def _values(_: _Machine, data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """A view of the bytes: any number of arrays share them."""
+    """A view of the bytes, without a copy: many arrays can share them."""
     if _need(dtype, _Dtype).code not in WHOLE:
         raise UnpicklingError("an array that is not of whole numbers")
     if type(data) not in (bytes, bytearray):
@@ -107,7 +107,7 @@ def _values(_: _Machine, data: Any, dtype: Any, shape: Any, order: Any) -> _Arra
 
 
 ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): lambda *_: _Array(),  # only ever an argument of _reconstruct
+    ("numpy", "ndarray"): lambda *_: _Array(),  # only an argument of _reconstruct
     ("numpy", "dtype"): _dtype,
     ("_codecs", "encode"): _encode,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
@@ -115,7 +115,7 @@ ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-# What the opcodes do
+# The opcodes
 
 
 def _name(machine: _Machine, module: str, name: str) -> None:
@@ -135,9 +135,9 @@ def _reduce(machine: _Machine, _: Any) -> None:
 
 
 def _build(machine: _Machine, _: Any) -> None:
-    """The second half of numpy's own pickling."""
+    """Set the state of an array or a dtype, the second half of numpy's pickling."""
     state, target = machine.pop(tuple), machine.top()
-    if type(target) is _Dtype and len(state) > 1:  # of its state only the order of the bytes matters
+    if type(target) is _Dtype and len(state) > 1:  # only the byte order of its state matters
         if state[1] in (">", b">"):
             raise UnpicklingError("a big-endian array")
     elif type(target) is _Array and len(state) == 5:
@@ -152,7 +152,7 @@ def _extend(machine: _Machine, values: list) -> None:
 
 
 def _store(machine: _Machine, values: list) -> None:
-    """Keys are text alone: the hash of nested tuples that share their parts takes for ever."""
+    """Keys must be text: the hash of nested tuples that share their parts takes exponential time."""
     target = machine.top(dict)
     if len(values) % 2:
         raise UnpicklingError("a key without a value")
@@ -176,7 +176,7 @@ def _get(machine: _Machine, index: int) -> None:
 
 OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda machine, _: None,
-    "FRAME": lambda machine, _: None,  # a hint for readers of streams
+    "FRAME": lambda machine, _: None,  # only a hint for readers of streams
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
     "NONE": lambda machine, _: machine.push(None),
     "NEWTRUE": lambda machine, _: machine.push(True),
@@ -201,7 +201,7 @@ OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": _build,
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda machine, i: machine.memo.update({i: machine.top()})),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _get),
-    # Python 2's strings are bytes; pickletools hands them out as text.
+    # Python 2's strings are bytes; pickletools returns them as text.
     **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), lambda machine, x: machine.push(x.encode("latin1"))),
     **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), _Machine.push),
     **dict.fromkeys(("FLOAT", "BINFLOAT"), _Machine.push),
@@ -211,7 +211,7 @@ OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """A pickled dict of arrays, numbers, text, lists and dicts; anything else is refused before it does anything."""
+    """A pickled dict of arrays, numbers, text, lists and dicts. Anything else is refused before it has any effect."""
     machine = _Machine(room=len(data))
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name == "STOP":

@@ -13,9 +13,8 @@ from .. import ops
 from ..defenses.base import BASGD, AsyncDefender, AsyncSGD, dot, need, norm
 from ..defenses.kardam import Kardam, lower_quantile
 from ..defenses.trusted import AFLGuard, Sageflow, Zeno
-from ..rules.kinship import KIN, SHORT_APART
-from ..rules.row_rules import median_of
-from ..rules.row_wise import row_lengths
+from ..rules.kinship import KIN, SHORT_CENTERED
+from ..rules.row_rules import median_of, row_norms
 from ..server.server import SecureAFL
 from .backdoors import shorten
 from .base import Scene, View
@@ -94,8 +93,8 @@ class Adaptive:
         honest = server.seen & ~self.malicious
         square = median_of(server.kinship.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
         apart = median_of(server.kinship_apart.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
-        usual = median_of(row_lengths(server.estimates()), honest)
-        reach = STEALTH * torch.minimum(square, apart.clamp(min=KIN * SHORT_APART)).sqrt() * usual
+        usual = median_of(row_norms(server.estimates()), honest)
+        reach = STEALTH * torch.minimum(square, apart.clamp(min=KIN * SHORT_CENTERED)).sqrt() * usual
         return own + torch.where(honest.any(), reach, norm(own)) * away / norm(away).clamp(min=1e-30)
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:

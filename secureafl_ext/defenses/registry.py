@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..server import protocol
-from ..server.server import Receipt, SecureAFL, stale
+from ..server.receipt import Receipt, stale_receipt
+from ..server.server import SecureAFL
 from ..validation import check, check_kept, check_start, describe
 from .base import BASGD, Arrival, AsyncDefender, AsyncSGD, Rule, keywords, need
 from .kardam import Kardam
@@ -63,7 +64,7 @@ class Guarded:
         client, version = check(who, models, models.dtype, self.clients, self.version, client, update, version)
         staleness = self.version - version
         if staleness > self.max_staleness:
-            return stale(version, self.version, self.max_staleness, update.device)
+            return stale_receipt(version, self.version, self.max_staleness, update.device)
         trained_on = models[version % len(models)]
         receipt = self.enqueue(self._clients[client], update.detach(), trained_on, self._delays[staleness])
         return replace(receipt, staleness=staleness)

@@ -1,1 +1,1 @@
-"""Rules that weigh whole updates by their inner products. The coordinate-wise ones are ops (csrc)."""
+"""Row-wise aggregation rules weigh whole updates by their inner products. Coordinate-wise rules are ops (csrc)."""

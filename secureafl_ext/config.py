@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .entry_points import load_entry_points
 from .validation import converted, dtype_name, flag, number, or_none, text, whole
 
-# Every rule by name. A coordinate-wise rule is fused with the estimates. A row-wise rule weighs whole updates.
+# Every rule by name. A coordinate-wise rule is fused with the estimates. A row-wise rule weighs whole updates;
+# rules.register_rule adds more of these.
 RULES = {
     "median": "coordinate-wise",
     "trimmed_mean": "coordinate-wise",
@@ -78,6 +80,19 @@ CHECKS = {
 }
 
 
+def is_rule(name: object) -> bool:
+    """Whether there is such a rule. An unknown name loads the plug-ins, which may add it."""
+    if isinstance(name, str) and name not in RULES:
+        load_entry_points("secureafl.rules")
+    return isinstance(name, str) and name in RULES
+
+
+def add_rule(name: str) -> None:
+    """Make this the name of a row-wise rule. Call rules.register_rule, which also takes its function."""
+    RULES[name] = "row-wise"
+    CHECKS["rule"] = one_of(RULES)
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings of a server.
@@ -96,7 +111,7 @@ class Config:
     trust: float = 1.0
     """A correction is clipped to this many times the norm of the update that it corrects. inf: no cap."""
     rule: str = "median"
-    """Aggregation rule: one of RULES."""
+    """Aggregation rule: one of RULES, or a rule that rules.register_rule added."""
     trim: int = 0
     """trimmed_mean drops this many values on either side."""
     store: str = "accepted"
@@ -134,6 +149,7 @@ class Config:
     """Iterations of centered_clip."""
 
     def __post_init__(self) -> None:
+        is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too
         for name, (convert, expected, holds) in CHECKS.items():
             # Plain Python values from here on: ops and JSON take no others.
             object.__setattr__(self, name, converted("SecureAFL", name, getattr(self, name), convert, expected, holds))

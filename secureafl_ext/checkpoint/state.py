@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..config import CHECKS, COUNTS, Config
+from ..config import CHECKS, COUNTS, Config, is_rule
 from ..rules.row_rules import MAX_SQUARE
-from ..validation import MOST, converted, describe, name_of, whole
+from ..validation import MOST, converted, describe, name_of, shown, whole
 
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
 CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # Fused computes them if one is missing
@@ -129,6 +129,10 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
     unknown = [name[:40] for name in about["config"] if name not in CHECKS]
     if unknown:
         raise ValueError(f"{caller}: config must have the settings of this version, got also {', '.join(unknown[:5])}")
+    rule = about["config"].get("rule", Config.rule)
+    if isinstance(rule, str) and not is_rule(rule):
+        how = "install its package or call secureafl_ext.rules.register_rule before load"
+        raise ValueError(f"{caller}: the server has rule={shown(rule)}, which is not registered here; {how}")
     config, clients = Config(**about["config"]), about["clients"]
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(about["dtype"])
     if dtype is None:

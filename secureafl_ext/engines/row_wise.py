@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import ops
 from ..config import Config
 from ..rules.kinship import Kinship
+from ..rules.registry import check_weights
 from ..rules.row_rules import MAX_SQUARE, WEIGHTS, bucketed, clip_to, median_of, row_norms
 from .history import History
 
@@ -27,6 +28,7 @@ class RowWise:
     """
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        check_weights(config, device)
         self.config = config
         self.products = torch.zeros(clients, clients, dtype=torch.float64, device=device)
         self.centre = torch.zeros(size, dtype=config.dtype, device=device)

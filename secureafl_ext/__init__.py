@@ -9,10 +9,12 @@ __path__ = extend_path(__path__, __name__)
 
 from . import _C  # importing it registers the ops
 from .engines.ranks import gather, shard
+from .layout import Layout
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
 from .server.server import Receipt, SecureAFL
 
 __all__ = [
+    "Layout",
     "Receipt",
     "SecureAFL",
     "__version__",

@@ -11,7 +11,7 @@ from torch import Tensor
 from secureafl_ext.config import Config
 from secureafl_ext.engines.composed import Composed
 from secureafl_ext.engines.fused import Fused, padded
-from secureafl_ext.engines.kinship import BOUNDS, KinRound
+from secureafl_ext.engines.kinship import BOUNDS, FusedKinship
 
 PER_CLIENT = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
 SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "estimate", "receive")
@@ -108,9 +108,9 @@ class Scene:
             "kin_centre": centre / centre.sum() if dice.chance(0.7) else 0 * centre,
         }  # fmt: skip
 
-    def _fill(self, dice: Dice, state: dict[str, Tensor], models: Tensor) -> Fused | KinRound:
+    def _fill(self, dice: Dice, state: dict[str, Tensor], models: Tensor) -> Fused | FusedKinship:
         if self.kin:
-            engine = KinRound(self.config, self.n, self.d, self.device)
+            engine = FusedKinship(self.config, self.n, self.d, self.device)
             engine.load(state, models[self.now])
             return engine
         c = Config(**{**vars(self.config), "history_dtype": "float16"}) if self.half else self.config

@@ -1,5 +1,6 @@
 """The loop's bookkeeping on a grid in memory; test_flower_app runs it on Flower itself."""
 
+import logging
 import math
 from collections import Counter
 
@@ -9,13 +10,14 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import GOAL, LR, honest, kinds, says, server, simulated, start
+from fleets import GOAL, LR, honest, kinds, layout_with, says, server, simulated, start
 from flwr.app import MetricRecord
 from memory_grid import MemoryGrid
 from states import identical
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.flower import KINDS
+from secureafl_ext.flower.events import LEVELS
 from secureafl_ext.flower.slots import Slots
 
 
@@ -132,7 +134,7 @@ def test_a_reply_after_its_ttl_is_dropped(clock):
     late.nodes = {9: honest(5.001)}
     clock_sleep, clock.sleep = clock.sleep, lambda seconds: clock_sleep(6.0 if one.open else seconds)
     one.patience = 20.0
-    with pytest.raises(TimeoutError, match="no round for 20 s at version 0; 1 nodes are here"):
+    with pytest.raises(TimeoutError, match="no round for 20 s at version 0; 1 nodes are present"):
         one.run(1)
     assert kinds(events, 9)[:2] == ["joined", "late"] and one.server.version == 0
 
@@ -219,7 +221,7 @@ def test_with_all_slots_taken_a_newcomer_waits_for_one_who_leaves(clock):
     one.run(20)
     assert kinds(events, 7)[:2] == ["waiting", "joined"] and one.slots.of == {8: 1, 7: 0}
     mine = [event for event in events if event.node == 7][1:]
-    assert mine[0].reason == "in the place of node 9, which is forgotten"
+    assert mine[0].reason == "takes the slot of node 9, which is forgotten"
     assert mine[1].reason == "accepted: first contact"  # what was known of node 9 is not held against it
     assert 9 not in one.tally and one.tally[None]["accepted"] > 0
     grid.nodes[9] = honest()
@@ -241,7 +243,7 @@ def test_the_longest_away_loses_its_slot_first():
 
 def test_without_clients_it_gives_up_and_says_what_it_saw(clock):
     one, _, _ = start({}, clock, patience=7.0)
-    with pytest.raises(TimeoutError, match="no round for 7 s at version 0; 0 nodes are here, 0 messages open"):
+    with pytest.raises(TimeoutError, match="no round for 7 s at version 0; 0 nodes are present, 0 messages open"):
         one.run(1)
     assert 7.0 < clock.now < 8.0
 
@@ -276,3 +278,29 @@ def test_a_server_that_does_not_fit_is_refused(clock):
         start({}, clock, SecureAFL(torch.zeros(13), 2))
     with pytest.raises(ValueError, match=r"Loop: server.lr must be positive, got 0"):
         start({}, clock, SecureAFL(torch.zeros(14), 2, lr=0.0))
+
+
+def test_events_are_logged_at_their_levels(clock, caplog):
+    """Every event is in the log; by default a program sees clients that fail, not every round."""
+    caplog.set_level(logging.DEBUG, "secureafl_ext.flower")
+    one, _, events = start({9: honest(), 8: says(layout_with(b=False), 1.5)}, clock)
+    one.run(4)
+    records = [record for record in caplog.records if record.name == "secureafl_ext.flower.loop"]
+    assert [(record.levelno, record.args[0], record.args[1]) for record in records] == [
+        (LEVELS[event.kind], event.kind, event.node) for event in events
+    ]
+    said = [record.getMessage() for record in records if record.levelno == logging.WARNING]
+    assert said[0] == "garbage: node 8, slot 1, version 1 entries missing: b; unknown: 0"
+    assert len(said) == one.totals()["garbage"]
+
+
+def test_every_kind_has_a_level():
+    assert set(LEVELS) == set(KINDS)
+    assert {LEVELS[kind] for kind in ("failed", "garbage", "vanished", "late", "unsent")} == {logging.WARNING}
+
+
+def test_a_loop_without_a_checkpoint_has_none_to_save(clock):
+    one, _, _ = start({9: honest()}, clock)
+    for call in (one.save, one.load):
+        with pytest.raises(ValueError, match=f"Loop.{call.__name__}: checkpoint must be the path of a file, got None"):
+            call()

@@ -67,7 +67,7 @@ def test_carried_buffers_are_in_the_checkpoint(clock, tmp_path):
 def test_a_file_that_does_not_fit_is_refused(clock, tmp_path):
     path = tmp_path / "loop.safetensors"
     server().save(path)
-    with pytest.raises(ValueError, match="must be a checkpoint of a loop with this layout, got another file"):
+    with pytest.raises(ValueError, match=r"must be a checkpoint of a loop .*, got a file of SecureAFL\.save"):
         start({}, clock, checkpoint=path)
     one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock, checkpoint=tmp_path / "other")
     one.run(3)

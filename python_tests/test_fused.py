@@ -273,15 +273,22 @@ def test_more_than_a_round_holds_is_refused():
         server.submit(0, torch.ones(30), 0)
 
 
-@pytest.mark.parametrize("settings", [{"pairs": "rounds"}, {"memory": 0}, {"clients": 1025}], ids=str)
-def test_float16_is_refused_where_no_round_has_it(device, settings):
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"pairs": "rounds"}, "pairs='rounds'"),
+        ({"memory": 0}, "memory=0 on {device} (only 1 to {most})"),
+        ({"clients": 1025}, "clients=1025 (at most 1024)"),
+        ({"rule": "krum"}, "rule='krum'"),
+        ({"rule": "mean", "buckets": 2}, "rule='mean' with buckets=2"),
+    ],
+)
+def test_float16_is_refused_where_no_round_has_it(device, settings, named):
     arguments = {"clients": 6, "history_dtype": torch.float16, **settings}
     with pytest.raises(ValueError) as refusal:
         SecureAFL(torch.zeros(12, device=device), **arguments)
-    assert str(refusal.value) == (
-        'SecureAFL: history_dtype must be float32 or float64, or float16 with pairs="received", '
-        "at most 1024 clients and a memory of 1 to 16 (on a GPU 5), got float16"
-    )
+    named = named.format(device=device, most=5 if device == "cuda" else 16)
+    assert str(refusal.value) == f"SecureAFL: history_dtype=float16 does not support {named}"
 
 
 @needs_gpu
@@ -350,7 +357,7 @@ def test_one_captured_round_serves_every_client(n):
 
 def test_a_composed_server_is_not_enqueued_to():
     server = SecureAFL(torch.zeros(8), 4, memory=0)
-    with pytest.raises(ValueError, match=r"enqueue: the server must be a fused one .* got another"):
+    with pytest.raises(ValueError, match=r"enqueue: not supported with memory=0 on cpu \(only 1 to 16\); use submit"):
         server.enqueue(torch.tensor([1]), torch.ones(8), torch.zeros(8))
     assert not server.capturable and server.version == 0
 

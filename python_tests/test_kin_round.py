@@ -10,7 +10,7 @@ from states import identical, same_on_any_threads
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines import kinship
-from secureafl_ext.engines.kinship import KinRound
+from secureafl_ext.engines.kinship import FusedKinship
 from secureafl_ext.rules.kinship import KNOWN, SPAN
 
 STEP = torch.ops.secureafl.kin_step_.default
@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 def make(device, n, d, **settings):
     server = SecureAFL(torch.zeros(d, device=device), n, **{**SETTINGS, **settings})
-    assert isinstance(server._engine, KinRound)
+    assert isinstance(server._engine, FusedKinship)
     return server
 
 
@@ -234,7 +234,7 @@ def test_strided_updates_are_taken(device):
 
 def test_without_estimates_the_round_is_composed():
     server = SecureAFL(torch.zeros(5), 3, **SETTINGS, estimate=False)
-    assert not isinstance(server._engine, KinRound)
+    assert not isinstance(server._engine, FusedKinship)
     server.submit(0, torch.ones(5), 0)
     assert torch.allclose(server.model, torch.full((5,), -0.1))
 
@@ -261,7 +261,7 @@ def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
     ours.save(tmp_path / "ours")
     there = SecureAFL.load(tmp_path / "plain", device=device)
     back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
-    assert isinstance(there._engine, KinRound) and not isinstance(back._engine, KinRound)
+    assert isinstance(there._engine, FusedKinship) and not isinstance(back._engine, FusedKinship)
     drive((plain, ours, there, back), arrivals, 100)
     for server in (ours, there, back):
         agree(server, plain)

@@ -10,8 +10,8 @@ from slow_server import SETTING_NAMES, SlowServer
 from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.engines.kinship import KinRound
-from secureafl_ext.rules.kinship import CROWD, KIN, KNOWN, NEAR, SHORT, SHORT_APART, SHORT_SUM, SPAN, TURNED, Kinship
+from secureafl_ext.engines.kinship import FusedKinship
+from secureafl_ext.rules.kinship import CROWD, KIN, KNOWN, NEAR, SHORT, SHORT_CENTERED, SHORT_SUM, SPAN, TURNED, Kinship
 
 F64, F32 = torch.float64, torch.float32
 SIZE, GROUPS, COLLUDERS = 60, 5, 6
@@ -47,7 +47,7 @@ def make(device="cpu", clients=CLIENTS, dtype=F64, **settings):
     settings = {"rule": "kinship", "memory": 0, "history_dtype": dtype, "lr": 0.01, **settings}
     server = SecureAFL(start, clients, **settings)
     one_op = dtype == F32 and settings["memory"] == 0 and settings["rule"] == "kinship"
-    assert isinstance(server._engine, KinRound) == one_op
+    assert isinstance(server._engine, FusedKinship) == one_op
     return server
 
 
@@ -127,7 +127,7 @@ class Twin:
             most = CROWD * np.median([kin(i) for i in senders])
             return [i for i in senders if kin(i) <= most]
 
-        kept, apart = few_kin(self.means, SHORT), few_kin(self.apart(), SHORT_APART)
+        kept, apart = few_kin(self.means, SHORT), few_kin(self.apart(), SHORT_CENTERED)
         both = [i for i in kept if i in apart]
         kept = both if 2 * len(both) >= len(senders) else kept
         total = np.sqrt(max(self.means[np.ix_(kept, kept)].sum(), 0))

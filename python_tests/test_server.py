@@ -1,7 +1,10 @@
 """The stateful contract of SecureAFL, against a slow server in NumPy."""
 
+import ast
+import logging
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from oracles import relative_error
 from slow_server import SETTING_NAMES, SlowServer
 
+import secureafl_ext.server
 from secureafl_ext import SecureAFL
 
 SIZE, CLIENTS = 12, 6
@@ -194,7 +198,7 @@ BAD_SETTINGS = [
     ({"pairs": "mine"}, "pairs must be one of received, rounds, got 'mine'"),
     ({"max_staleness": -1}, "max_staleness must be a whole number, 0 or more, got -1"),
     ({"window": 0}, "window must be None or a positive whole number, got 0"),
-    ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got 'int32'"),
+    ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got torch.int32"),
     ({"history_dtype": torch.float32}, "history_dtype must be float64 like model, got float32"),
     ({"rule": "trimmed_mean", "trim": 3}, "trim must leave a client, 2 * trim < 6, got 3"),
     ({"trim": -1}, "trim must be a whole number, 0 or more, got -1"),
@@ -267,7 +271,7 @@ def test_other_files_are_not_checkpoints(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(1)}, tmp_path / "x")
-    with pytest.raises(ValueError, match=r"must be a file that SecureAFL\.save wrote, got another one"):
+    with pytest.raises(ValueError, match=r"must be a file that SecureAFL\.save wrote, got a file without its header"):
         SecureAFL.load(tmp_path / "x")
 
 
@@ -351,3 +355,37 @@ def test_only_a_client_that_there_is_can_be_forgotten(device):
     for client in (-1, CLIENTS):
         with pytest.raises(ValueError, match=rf"SecureAFL.forget: client must lie in 0..{CLIENTS - 1}, got {client}"):
             make(device).forget(client)
+
+
+def test_the_library_logs_and_leaves_handlers_to_the_program(tmp_path, caplog):
+    """No handler, no output: a program decides where logs go."""
+    caplog.set_level("DEBUG", "secureafl_ext")
+    server = SecureAFL(torch.zeros(4), 3)
+    server.save(tmp_path / "server")
+    SecureAFL.load(tmp_path / "server")
+    said = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    made = ("secureafl_ext.server.core", "DEBUG", "server of 3 clients, 4 parameters, engine Fused on cpu")
+    assert said == [
+        made,
+        ("secureafl_ext.server.checkpoints", "INFO", f"checkpoint {tmp_path / 'server'} written at version 0"),
+        made,
+        ("secureafl_ext.server.server", "INFO", f"checkpoint {tmp_path / 'server'} loaded at version 0"),
+    ]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("secureafl_ext")]
+    assert names and not any(logging.getLogger(name).handlers for name in names)
+
+
+PRODUCTION = ("server", "engines", "rules", "checkpoint", "flower", ".")
+
+
+@pytest.mark.parametrize("folder", PRODUCTION)
+def test_no_print_in_the_library(folder):
+    files = list((Path(secureafl_ext.server.__file__).parent.parent / folder).glob("*.py"))
+    assert files
+    calls = [
+        (file.name, node.lineno)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert calls == []

@@ -1,13 +1,15 @@
 """Settings are plain values from the start: a look-alike is converted or refused, not found out at the first save."""
 
+import inspect
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
 import torch
 
 from secureafl_ext import SecureAFL
+from secureafl_ext.config import CHECKS, Config
 
 LOOK_ALIKES = {
     "lr": np.float32(0.25),
@@ -65,7 +67,7 @@ REFUSED = [
     ({"rule": ["median"]}, "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, "
                            "geometric_median, kinship, got list"),
     ({"store": None}, "store must be one of all, accepted, got None"),
-    ({"history_dtype": 5}, "history_dtype must be one of float16, float32, float64, got '5'"),
+    ({"history_dtype": 5}, "history_dtype must be one of float16, float32, float64, got 5"),
     ({"clients": 2.5}, "clients must be a whole number, 1 or more, got 2.5"),
     ({"clients": True}, "clients must be a whole number, 1 or more, got True"),
     ({"clients": "4"}, "clients must be a whole number, 1 or more, got '4'"),
@@ -77,3 +79,24 @@ def test_other_values_are_refused_in_words(settings, words):
     with pytest.raises(ValueError) as refusal:
         SecureAFL(torch.zeros(3), **{"clients": 4, **settings})
     assert str(refusal.value) == f"SecureAFL: {words}"
+
+
+def test_the_signature_of_the_server_is_that_of_config():
+    """SecureAFL.__init__ repeats names, order, types and defaults of Config for editors and documentation."""
+    model, clients, *settings, group = list(inspect.signature(SecureAFL).parameters.values())
+    assert (model.name, clients.name, group.name) == ("model", "clients", "process_group")
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in settings)
+    expected = [(field.name, field.type, field.default) for field in fields(Config)]
+    got = [(one.name, one.annotation, one.default) for one in settings]
+    place = [name for name, *_ in expected].index("history_dtype")
+    assert expected.pop(place) == ("history_dtype", str, "float32")  # a torch.dtype has no JSON
+    assert got.pop(place) == ("history_dtype", torch.dtype, torch.float32)
+    assert got == expected
+    assert set(CHECKS) == {field.name for field in fields(Config)}
+
+
+def test_a_server_from_a_config_is_one_from_its_settings():
+    settings = {"rule": "krum", "memory": 0, "lr": 0.5, "remove": 0.1}
+    server = SecureAFL.from_config(torch.zeros(3), 4, Config(**settings, history_dtype="float64"))
+    assert server.config == SecureAFL(torch.zeros(3), 4, **settings, history_dtype=torch.float64).config
+    assert server.config.history_dtype == "float64" and server.config.rule == "krum"

@@ -100,4 +100,4 @@ def test_a_damaged_shard_is_an_error_on_every_rank(ranks, path):
     data = second.read_bytes()
     second.write_bytes(data[:-3] + bytes([data[-3] ^ 4]) + data[-2:])
     answers = ranks.run(2, load_or_words, path)
-    assert "rank 1 refused or failed" in answers[0] and "was changed or damaged" in answers[1]
+    assert "rank 1 raised an error" in answers[0] and "was changed or damaged" in answers[1]

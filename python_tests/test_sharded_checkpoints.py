@@ -179,7 +179,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all(ranks, tmp_path, victim, fun
     answers = ranks.run(2, cannot_write, path, arrivals, victim, function)
     (kind, words, _), (other_kind, other_words, _) = answers[victim], answers[1 - victim]
     assert kind == "OSError" and "No space left" in words
-    assert other_kind == "ValueError" and f"save: rank {victim} refused or failed, and says why itself" in other_words
+    assert other_kind == "ValueError" and f"save: rank {victim} raised an error, see its own message" in other_words
     assert [state for *_, state in answers] == ranks.run(2, digests, SETTINGS, arrivals)  # nobody lost anything
     agree(SecureAFL.load(path).state_dict(), then.state_dict())
     if function != "write":

@@ -14,7 +14,7 @@ from secureafl_ext.attacks import make
 from secureafl_ext.attacks.adaptive import SPREADS, spread_of
 from secureafl_ext.attacks.evasion import BEST, WAYS, ball, cone
 from secureafl_ext.defenses.async_defender import AsyncDefender
-from secureafl_ext.rules.kinship import KIN, SHORT_APART
+from secureafl_ext.rules.kinship import KIN, SHORT_CENTERED
 
 HONEST = [client for client in range(scenes.CLIENTS) if client not in scenes.MALICIOUS]
 F64 = torch.float64
@@ -269,7 +269,7 @@ def test_the_same_model_again_is_answered_the_same():
         assert server.submit(1, update, 1).accepted
 
 
-@pytest.mark.parametrize(("apart", "bound"), [(0.36, 0.36), (0.02, KIN * SHORT_APART)])
+@pytest.mark.parametrize(("apart", "bound"), [(0.36, 0.36), (0.02, KIN * SHORT_CENTERED)])
 def test_attackers_keep_just_short_of_being_kin(random, apart, bound):
     """The push that all share makes up nearly half of the square of each one's mean update, also once the centre is
     taken off: where honest clients are alike nothing is left of theirs, and what is too short to be judged bounds it.

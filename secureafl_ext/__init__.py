@@ -8,11 +8,13 @@ import torch as _torch  # noqa: F401 - loads the libraries that _C and _sim link
 __path__ = extend_path(__path__, __name__)
 
 from . import _C  # importing it registers the ops
-from .engines.sharded import gather, shard
+from .engines.ranks import gather, shard
+from .layout import Layout
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
 from .server.server import Receipt, SecureAFL
 
 __all__ = [
+    "Layout",
     "Receipt",
     "SecureAFL",
     "__version__",
@@ -28,8 +30,8 @@ __all__ = [
 
 
 def build_info() -> dict[str, str | None]:
-    """What was built: version, torch of the headers, CUDA architectures or None, commit or None, compiler, SIMD."""
+    """The build: version, torch of the headers, CUDA architectures or None, commit or None, compiler, SIMD."""
     return dict(_C.build_info())
 
 
-__version__: str = build_info()["version"]
+__version__ = str(build_info()["version"])

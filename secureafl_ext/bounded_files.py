@@ -1,4 +1,4 @@
-"""Files that may be broken or hostile: read up to a limit and no further; what does not fit is said with its name."""
+"""Reading of files that may be broken or hostile: up to a limit, with errors that name the file."""
 
 import gzip
 import math
@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,7 @@ HEADER = 10_000  # characters of an array's description in an npz file; numpy wr
 
 
 def contents(path: Path, most: int) -> bytes:
-    """The whole file, unpacked if its name ends in .gz. More than `most` bytes are an error, found one byte later."""
+    """The whole file, unpacked if its name ends in .gz. More than `most` bytes raise an error at once."""
     need_file(path, most)
     packed = path.suffix == ".gz"
     try:
@@ -30,8 +31,8 @@ def contents(path: Path, most: int) -> bytes:
     return data
 
 
-def _pieces(file: IO[bytes], most: int) -> Iterator[bytes]:
-    """Python sets aside all that a single read asks for, however little there is."""
+def _pieces(file: IO[bytes] | gzip.GzipFile | BufferedReader, most: int) -> Iterator[bytes]:
+    """In pieces: a single read would allocate `most` bytes, however short the file is."""
     while most > 0 and (piece := file.read(min(most, PIECE))):
         most -= len(piece)
         yield piece
@@ -45,19 +46,19 @@ def text(path: Path, most: int) -> str:
 
 
 def need_file(path: Path, most: int) -> None:
-    """A pipe would never end, and a sparse file can be of any size: both are found before anything is read."""
+    """Refuse pipes, which never end, and files above the limit before anything is read."""
     try:
         about = path.stat()
     except ValueError as error:  # a name with a zero byte
         raise ValueError(f"{str(path)!r} is no name of a file: {error}") from None
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"{path}: expected a file, got a folder, a pipe or a device")
-    if about.st_size > most + most // 8 + 65536:  # packing what cannot be packed adds a little
+    if about.st_size > most + most // 8 + 65536:  # packing random bytes adds a little
         raise ValueError(f"{path}: expected at most {most} bytes, got {about.st_size}")
 
 
 def arrays(path: Path, wanted: dict[str, int]) -> dict[str, np.ndarray]:
-    """These arrays of an npz file, by name, each of at most so many bytes. numpy's own reader knows no limit."""
+    """Arrays of an npz file. wanted: the limit in bytes of each, by name. numpy's own reader has no limit."""
     need_file(path, sum(wanted.values()))
     with broken(path, "npz"), zipfile.ZipFile(path) as packed:
         names = set(packed.namelist())
@@ -73,7 +74,7 @@ def _array(packed: zipfile.ZipFile, name: str, most: int) -> np.ndarray:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"array {name} is packed in a way that numpy does not write")
     with packed.open(entry) as file:
-        # Version 1.0 alone: the length of its header has two bytes, that of later ones four.
+        # Version 1.0 alone: its header length has two bytes, later versions have four.
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError(f"array {name} is of a version that numpy does not write for plain arrays")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=HEADER)
@@ -95,7 +96,7 @@ def _size(name: str, shape: tuple[int, ...], dtype: np.dtype, most: int) -> int:
 
 @contextmanager
 def broken(path: Path | str, kind: str) -> Iterator[None]:
-    """Whatever a broken file makes a library raise is a ValueError that names the file."""
+    """Turn any error of a library on a broken file into a ValueError that names the file."""
     try:
         yield
     except Exception as error:

@@ -1,14 +1,17 @@
-"""The settings of a server, and the words for its verdicts."""
+"""Config: the settings of a server, described here and nowhere else. REASONS: the verdicts of a receipt."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 
-from .validation import converted, flag, number, or_none, text, whole
+from .entry_points import load_entry_points
+from .validation import converted, dtype_name, flag, number, or_none, text, whole
 
-# A rule is a name in this table. Coordinate-wise ones are fused with the estimates; row-wise ones weigh whole updates.
+# Every rule by name. A coordinate-wise rule is fused with the estimates. A row-wise rule weighs whole updates;
+# rules.register_rule adds more of these.
 RULES = {
     "median": "coordinate-wise",
     "trimmed_mean": "coordinate-wise",
@@ -22,7 +25,7 @@ RULES = {
 STORES = ("all", "accepted")
 FACTORS = ("per_client", "pooled")
 ON_REJECT = ("hold", "step")
-WINDOW, FIRST_ROOM = 32, 1024  # factors kept of each client; room of a pooled Q at first
+WINDOW, FIRST_ROOM = 32, 1024  # default window per client; initial capacity of a pooled Q
 PAIRS = ("received", "rounds")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -37,105 +40,158 @@ ACCEPTED, FIRST, STEEP, SAME_VERSION, NOT_FINITE = range(len(REASONS))
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
 
 
-def one_of(names: Iterable[str]) -> tuple:
-    return text, f"one of {', '.join(names)}", lambda value: value in names
+class Check(NamedTuple):
+    convert: Callable[[Any], Any]  # to a plain Python value
+    expected: str  # for the error message
+    holds: Callable[[Any], bool] = lambda value: True
 
 
-# Every setting: what makes a plain value of it, what it must be, and whether that holds.
+def one_of(names: Iterable[str], convert: Callable[[Any], str] = text) -> Check:
+    return Check(convert, f"one of {', '.join(names)}", lambda value: value in names)
+
+
+COUNT = Check(whole, "a whole number, 0 or more", lambda value: value >= 0)
+POSITIVE_COUNT = Check(whole, "a whole number, 1 or more", lambda value: value >= 1)
+FLAG = Check(flag, "True or False")
+
 CHECKS = {
-    "lr": (number, "a finite number", math.isfinite),
-    "memory": (whole, "a whole number 0 to 16", lambda value: 0 <= value <= 16),
-    "quantile": (number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
-    "max_norm": (number, "a positive number", lambda value: value > 0),
-    "trust": (number, "a number, 0 or more (inf: no cap)", lambda value: value >= 0),
+    "lr": Check(number, "a finite number", math.isfinite),
+    "memory": Check(whole, "a whole number 0 to 16", lambda value: 0 <= value <= 16),
+    "quantile": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
+    "max_norm": Check(number, "a positive number", lambda value: value > 0),
+    "trust": Check(number, "a number, 0 or more (inf: no cap)", lambda value: value >= 0),
     "rule": one_of(RULES),
-    "trim": (whole, "a whole number, 0 or more", lambda value: value >= 0),
+    "trim": COUNT,
     "store": one_of(STORES),
     "pairs": one_of(PAIRS),
-    "max_staleness": (whole, "a whole number, 0 or more", lambda value: value >= 0),
+    "max_staleness": COUNT,
     "factors": one_of(FACTORS),
-    "window": (or_none(whole), "None or a positive whole number", lambda value: value is None or value > 0),
+    "window": Check(or_none(whole), "None or a positive whole number", lambda value: value is None or value > 0),
     "on_reject": one_of(ON_REJECT),
-    "spacing": (whole, "a whole number, 0 or more", lambda value: value >= 0),
-    "history_dtype": one_of(DTYPES),
-    "filter": (flag, "True or False", lambda value: True),
-    "estimate": (flag, "True or False", lambda value: True),
-    "receive": (flag, "True or False", lambda value: True),
-    "buckets": (whole, "a whole number, 1 or more", lambda value: value >= 1),
-    "remove": (number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
-    "radius": (or_none(number), "None or a positive number", lambda value: value is None or value > 0),
-    "iterations": (whole, "a whole number, 1 or more", lambda value: value >= 1),
+    "spacing": COUNT,
+    "history_dtype": one_of(DTYPES, dtype_name),
+    "filter": FLAG,
+    "estimate": FLAG,
+    "receive": FLAG,
+    "buckets": POSITIVE_COUNT,
+    "remove": Check(number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
+    "radius": Check(or_none(number), "None or a positive number", lambda value: value is None or value > 0),
+    "iterations": POSITIVE_COUNT,
 }
+
+
+def is_rule(name: object) -> bool:
+    """Whether there is such a rule. An unknown name loads the plug-ins, which may add it."""
+    if isinstance(name, str) and name not in RULES:
+        load_entry_points("secureafl.rules")
+    return isinstance(name, str) and name in RULES
+
+
+def add_rule(name: str) -> None:
+    """Make this the name of a row-wise rule. Call rules.register_rule, which also takes its function."""
+    RULES[name] = "row-wise"
+    CHECKS["rule"] = one_of(RULES)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a server. The paper's Variants: I rule="mean", II not estimate, III not filter, IV not receive."""
+    """Settings of a server.
 
-    lr: float = 0.01  # eta: step along the aggregate
-    memory: int = 3  # epsilon: pairs kept per client
-    quantile: float = 0.8  # alpha: a factor above this quantile of all factors is rejected
-    max_norm: float = 50.0  # G: a client's first update is clipped to this norm
-    trust: float = 1.0  # a correction is at most this many times as long as the update it corrects; inf: no cap
+    The paper's variants: I rule="mean", II estimate=False, III filter=False, IV receive=False.
+    """
+
+    lr: float = 0.01
+    """Step size along the aggregate (eta)."""
+    memory: int = 3
+    """L-BFGS pairs kept per client (epsilon)."""
+    quantile: float = 0.8
+    """The filter rejects a Lipschitz factor above this quantile of all recorded factors (alpha)."""
+    max_norm: float = 50.0
+    """A client's first update is clipped to this norm (G)."""
+    trust: float = 1.0
+    """A correction is clipped to this many times the norm of the update that it corrects. inf: no cap."""
     rule: str = "median"
-    trim: int = 0  # values dropped on either side by trimmed_mean
-    store: str = "accepted"  # remember only accepted updates; "all", as in the paper: every finite one
-    pairs: str = "received"  # pairs of consecutive uploads; "rounds": also of each round's own estimates, as printed
-    max_staleness: int = 10  # tau_max: how many versions back an update may have been computed
-    # Q: "per_client" keeps the last factors of every client, and all clients weigh the same; "pooled", as in the paper,
-    # is one list, in which a client that uploads often weighs more, up to choosing the quantile alone
+    """Aggregation rule: one of RULES, or a rule that rules.register_rule added."""
+    trim: int = 0
+    """trimmed_mean drops this many values on either side."""
+    store: str = "accepted"
+    """Updates kept in the history: "accepted", or "all" finite ones as in the paper."""
+    pairs: str = "received"
+    """L-BFGS pairs come from consecutive uploads ("received"), or also from each round's estimates ("rounds"), as
+    the paper prints it."""
+    max_staleness: int = 10
+    """An update may have been computed on a model this many versions back (tau_max)."""
     factors: str = "per_client"
-    window: int | None = None  # factors kept, of each client or in all; None: 32 of each client, or all
-    # A rejected update: "hold" leaves the model as it is; "step", as in the paper, steps along the remembered updates,
-    # so that a client that sends garbage chooses how often they are applied
+    """Q, the recorded Lipschitz factors. "per_client": one list per client, and all clients weigh the same.
+    "pooled", as in the paper: one list. A client that uploads often weighs more in it and can choose the quantile."""
+    window: int | None = None
+    """Factors kept per list of Q. None: 32 with factors="per_client", all with "pooled"."""
     on_reject: str = "hold"
-    spacing: int = 0  # rounds of other clients between two of the same one; an update that comes earlier is refused
-    history_dtype: str = "float32"  # of the pairs; float16: scaled by a power of two each, all else float32
+    """A rejected update leaves the model unchanged ("hold"). "step", as in the paper, steps along the other clients'
+    estimates: a client that sends garbage then chooses how often these are applied."""
+    spacing: int = 0
+    """Rounds of other clients required between two rounds of one client. An earlier update is refused."""
+    history_dtype: str = "float32"
+    """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32."""
     filter: bool = True
+    """Reject updates by their Lipschitz factor."""
     estimate: bool = True
+    """Aggregate the estimated updates of all clients; False: the received update alone."""
     receive: bool = True
-    buckets: int = 1  # so many clients at a time are averaged, dealt anew in every round, before a rule; 1: none
-    remove: float = 0.25  # share of the rows that spectral drops, and that krum takes for malicious
-    radius: float | None = None  # of centered_clip; None: the median distance to its centre
-    iterations: int = 2  # of centered_clip
+    """The received update takes part in the aggregate; False: the estimates alone."""
+    buckets: int = 1
+    """Average random buckets of this many updates before the rule; 1: no buckets."""
+    remove: float = 0.25
+    """Share of the updates that spectral drops, and that krum assumes to be malicious."""
+    radius: float | None = None
+    """Clipping radius of centered_clip. None: the median distance to the center."""
+    iterations: int = 2
+    """Iterations of centered_clip."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too
         for name, (convert, expected, holds) in CHECKS.items():
-            # plain numbers from here on: ops and JSON take no others
+            # Plain Python values from here on: ops and JSON take no others.
             object.__setattr__(self, name, converted("SecureAFL", name, getattr(self, name), convert, expected, holds))
 
         def need(ok: bool, name: str, expected: str) -> None:
             if not ok:
                 raise ValueError(f"SecureAFL: {name} must be {expected}, got {getattr(self, name)!r}")
 
-        # Else a rejected update could be stored at a model that then stays: the client's next factor would be
-        # undefined, so rejected too, and so on for ever.
+        # Otherwise a rejected update is stored while the model stays. The client's next factor is then undefined, so
+        # that update is rejected too, and so on for ever.
         fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
         need(fits, "on_reject", f"'step' with store={self.store!r}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
-        alone = ("median", "trimmed_mean", "kinship")
-        need(self.buckets == 1 or self.rule not in alone, "buckets", f"1 with rule={self.rule!r}")
+        without_buckets = ("median", "trimmed_mean", "kinship")
+        need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> "Config":
+        """The config in a mapping that has every setting by name, such as locals()."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     @property
     def row_wise(self) -> bool:
-        """Whether the rule weighs whole updates by their inner products; the mean does so in buckets alone."""
+        """Whether the rule weighs whole updates by their inner products. The mean does so only with buckets."""
         return RULES[self.rule] == "row-wise" or self.buckets > 1
 
     @property
     def room(self) -> int:
-        """Factors that a list of Q has room for at first; without a window a pooled Q grows."""
+        """Initial capacity of a list of Q."""
         return self.window or (FIRST_ROOM if self.factors == "pooled" else WINDOW)
 
     @property
     def grows(self) -> bool:
+        """Whether Q keeps all factors, so that it has to grow."""
         return self.factors == "pooled" and self.window is None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of models and updates as the server keeps them."""
+        """Dtype of the models and updates that the server keeps."""
         return torch.float64 if self.history_dtype == "float64" else torch.float32
 
     @property
     def pair_dtype(self) -> torch.dtype:
-        """Of the pairs, the bulk of the history."""
+        """Dtype of the pairs, the bulk of the history."""
         return DTYPES[self.history_dtype]

@@ -1,4 +1,4 @@
-"""The five ops: a typed wrapper, its docstring and its fake kernel each. Nothing is computed here.
+"""The five public ops: typed wrappers with docstrings, and fake kernels for torch.compile. Nothing is computed here.
 
 n clients, d parameters, m pairs per client. float32 or float64 (median and trimmed_mean also float16 and bfloat16),
 contiguous or not, all tensors on one device. Results have the input's dtype, sums are float64, and a call repeats
@@ -46,7 +46,7 @@ def lipschitz(update: Tensor, last_update: Tensor, model: Tensor, last_model: Te
 def estimate(
     model: Tensor, last_updates: Tensor, last_models: Tensor, dw: Tensor, dg: Tensor, pairs: Tensor, trust: float = 1.0
 ) -> Tensor:
-    """What every client would send now: g_k + B_k (model - w_k), B_k the L-BFGS matrix of its pairs.
+    """Estimated update of every client at this model: g_k + B_k (model - w_k), B_k the L-BFGS matrix of its pairs.
 
     model: (d)    last_updates g, last_models w: (n, d)    dw, dg: (n, m, d), m <= 16    pairs: (n) int64
     Slots 0 .. pairs[k] - 1 are filled, oldest first. The norm of B_k (..) is capped at trust * |g_k|; inf: no cap.
@@ -75,7 +75,7 @@ def aggregate(
 
     update: (d)    accepted: () bool    seen: (n) bool    the rest as in estimate    returns: (d), zeros if no row
     rule: median, trimmed_mean (drops `trim` on either side; zeros if that leaves none) or mean.
-    The n x d estimates are never stored, and the host never waits for the device.
+    The n x d estimates are never stored, and the host does not wait for the device.
     Equivalent: rows = estimate(..); rows[client] = update; keep = seen.clone(); keep[client] = accepted;
     median(rows, keep)
     """
@@ -84,12 +84,12 @@ def aggregate(
     )
 
 
-# What became of a client's correction: the second result of torch.ops.secureafl.aggregate_status, which is aggregate
-# with an account of every client, (n) int32.
+# Status of each client's correction: the second result of torch.ops.secureafl.aggregate_status, (n) int32. Its first
+# result is that of aggregate.
 STATUS = ("absent", "no_pairs", "corrected", "capped", "fallback")
 
 
-# What torch.compile needs to know of each op: the result's shape and dtype.
+# Fake kernels for torch.compile: shape and dtype of each result.
 _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
     "median": lambda updates, mask=None: updates.new_empty(updates.shape[1]),
     "trimmed_mean": lambda updates, trim, mask=None: updates.new_empty(updates.shape[1]),
@@ -103,7 +103,7 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 }
 
 
-# In place on a server's state (secureafl_ext/fused.py and kin_round.py), so never under autograd.
+# Ops of the engines, in place on the state of a server: never under autograd.
 for _name in ("step_", "apply_", "kin_step_"):
     torch.library.register_fake(
         f"secureafl::{_name}",

@@ -1,6 +1,6 @@
-"""The five ops in plain torch, any float dtype, one client at a time: what the kernels must agree with.
+"""The five ops in plain torch, for any float dtype, one client at a time: the reference for the kernels.
 
-Paper's letters: S -> dw, Y -> dg, mu -> scale, w -> model, g -> update, phi's model -> last_model.
+The paper's letters: S -> dw, Y -> dg, mu -> scale, w -> model, g -> update, phi's model -> last_model.
 """
 
 import torch
@@ -35,7 +35,7 @@ def hessian_vector_product(dw: Tensor, dg: Tensor, x: Tensor) -> Tensor | None:
     """B x (Algorithm 2) for one client's pairs, dw and dg (m, d), oldest first; None if M is singular."""
     S, Y = dw.T, dg.T  # (d, m)  # noqa: N806 - the paper's letters
     A = S.T @ Y  # noqa: N806
-    D, L = A.diag().diag(), A.tril(-1)  # strictly lower: with the diagonal B s_m = y_m would break  # noqa: N806
+    D, L = A.diag().diag(), A.tril(-1)  # strictly lower: otherwise B s_m = y_m would not hold  # noqa: N806
     scale = A[-1, -1] / (S[:, -1] @ S[:, -1])
     M = torch.cat([torch.cat([-D, L.T], 1), torch.cat([L, scale * (S.T @ S)], 1)])  # noqa: N806
     right = torch.cat([Y.T @ x, scale * (S.T @ x)])

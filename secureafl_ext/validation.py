@@ -1,7 +1,8 @@
-"""Arguments from callers and files: plain Python values, or an error that names the argument, expected and got."""
+"""Checks of arguments from callers and files. An error names the argument, the expected value and the value given."""
 
 from collections.abc import Callable
 from operator import index
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -9,96 +10,109 @@ from torch import Tensor
 
 from . import _C
 
-MOST = 2**53  # a larger whole number is a mistake: float64, in which ranks tell each other theirs, does not hold it
+T = TypeVar("T")
+MOST = 2**53  # largest whole number accepted: ranks exchange numbers as float64, which is exact up to here
 
 
-def whole(value: object) -> int:
+def whole(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or abs(index(value)) > MOST:
         raise TypeError
     return index(value)
 
 
-def number(value: object) -> float:
+def number(value: Any) -> float:
     if isinstance(value, (bool, np.bool_, str, bytes, bytearray)):  # float("1") would read a text
         raise TypeError
     return float(value)
 
 
-def flag(value: object) -> bool:
+def flag(value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError
     return bool(value)
 
 
-def text(value: object) -> str:
+def text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return str(value)
 
 
-def or_none(convert: Callable[[object], object]) -> Callable[[object], object]:
+def dtype_name(value: Any) -> str:
+    return name_of(value) if isinstance(value, torch.dtype) else text(value)
+
+
+def or_none(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else convert(value)
 
 
 def converted(
-    who: str,
+    caller: str,
     name: str,
-    value: object,
-    convert: Callable[[object], object],
+    value: Any,
+    convert: Callable[[Any], T],
     expected: str,
-    holds: Callable[[object], bool] = lambda value: True,
-) -> object:
-    """The plain value, or an error that says what was expected and what came."""
+    holds: Callable[[T], bool] = lambda value: True,
+) -> T:
+    """The value as a plain Python value, or a ValueError that names the argument, the expectation and the value."""
     try:
         plain = convert(value)
         if holds(plain):
             return plain
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's tensors raise the last
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # tensors raise RuntimeError
         pass
-    raise ValueError(f"{who}: {name} must be {expected}, got {shown(value)}")
+    raise ValueError(f"{caller}: {name} must be {expected}, got {shown(value)}")
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: no file may make its message as long as it likes."""
-    words = repr(value) if isinstance(value, (str, int, float, bool, np.generic, type(None))) else type(value).__name__
+    """A value for an error message, at most 80 characters: a hostile file cannot flood the log."""
+    plain = (str, int, float, bool, np.generic, torch.dtype, type(None))
+    words = repr(value) if isinstance(value, plain) else type(value).__name__
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
-def check_start(who: str, model: Tensor, clients: int) -> int:
-    """Refuse what no server starts from; clients as a plain number."""
+def check_start(caller: str, model: Tensor, clients: int) -> int:
+    """Check the arguments that every server starts from. Returns clients as a plain number."""
     if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{who}: model must be a flat float32 or float64 tensor, got {describe(model)}")
+        raise ValueError(f"{caller}: model must be a flat float32 or float64 tensor, got {describe(model)}")
     if not model.isfinite().all():
-        raise ValueError(f"{who}: model must be finite, got NaN or inf in it")
+        raise ValueError(f"{caller}: model must be finite, got NaN or inf in it")
     if model.device.type == "cuda" and _C.build_info()["cuda"] is None:
-        raise ValueError(f"{who}: model must be on the CPU, this build has no CUDA kernels, got {model.device}")
-    clients = converted(who, "clients", clients, whole, "a whole number, 1 or more")
-    if clients < 1:
-        raise ValueError(f"{who}: clients must be 1 or more, got {clients}")
-    return clients
+        raise ValueError(f"{caller}: model must be on the CPU, this build has no CUDA kernels, got {model.device}")
+    plain = converted(caller, "clients", clients, whole, "a whole number, 1 or more")
+    if plain < 1:
+        raise ValueError(f"{caller}: clients must be 1 or more, got {plain}")
+    return plain
 
 
 def check(
-    who: str, models: Tensor, dtype: torch.dtype, clients: int, newest: int, client: int, update: Tensor, version: int
+    caller: str,
+    models: Tensor,
+    dtype: torch.dtype,
+    clients: int,
+    newest: int,
+    client: int,
+    update: Tensor,
+    version: int,
 ) -> tuple[int, int]:
-    """Refuse what no server takes; (client, version) as plain numbers. models: (rows, d)"""
+    """Check one submission to a server with these models (rows, d). Returns (client, version) as plain numbers."""
     d, device = models.shape[1], models.device
     if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != dtype:
-        raise ValueError(f"{who}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
+        raise ValueError(f"{caller}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
     if update.device != device:
-        raise ValueError(f"{who}: update must be on {device}, got {update.device}")
+        raise ValueError(f"{caller}: update must be on {device}, got {update.device}")
     client, version = index(client), index(version)
     if not 0 <= client < clients:
-        raise ValueError(f"{who}: client must lie in 0..{clients - 1}, got {client}")
+        raise ValueError(f"{caller}: client must lie in 0..{clients - 1}, got {client}")
     if not 0 <= version <= newest:
-        raise ValueError(f"{who}: version must lie in 0..{newest}, got {version}")
+        raise ValueError(f"{caller}: version must lie in 0..{newest}, got {version}")
     return client, version
 
 
-def check_kept(who: str, version: int, newest: int, max_staleness: int) -> None:
+def check_kept(caller: str, version: int, newest: int, max_staleness: int) -> None:
     oldest = max(0, newest - max_staleness)
     if not oldest <= version <= newest:
-        raise ValueError(f"{who}: version must lie in {oldest}..{newest}, got {version}")
+        raise ValueError(f"{caller}: version must lie in {oldest}..{newest}, got {version}")
 
 
 def name_of(dtype: torch.dtype) -> str:

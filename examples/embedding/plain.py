@@ -4,21 +4,22 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from fleet import CLIENTS, SETTINGS, UNDEFENDED, Net, error, train
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from secureafl_ext import SecureAFL
+from secureafl_ext import Layout, SecureAFL
+
+layout = Layout(Net().state_dict())  # names, shapes and places in the flat vector
 
 
 def work(client: int, start: Tensor, version: int) -> tuple[int, Tensor, int]:
     model = Net()
-    vector_to_parameters(start.clone(), model.parameters())  # as views: training writes into the copy
+    model.load_state_dict(layout.unflatten(start))
     train(model, client)
-    return client, start - parameters_to_vector(model.parameters()).detach(), version
+    return client, start - layout.flatten(model.state_dict()), version
 
 
 def run(rounds: int = 100, **settings) -> float:
     model = Net()
-    server = SecureAFL(parameters_to_vector(model.parameters()), CLIENTS, **SETTINGS, **settings)
+    server = SecureAFL(layout.flatten(model.state_dict()), CLIENTS, **SETTINGS, **settings)
     with ThreadPoolExecutor(CLIENTS) as pool:
         running = {pool.submit(work, client, *server.checkout()) for client in range(CLIENTS)}
         while server.version < rounds:
@@ -26,7 +27,7 @@ def run(rounds: int = 100, **settings) -> float:
             for update in done:
                 server.submit(*update.result())
                 running.add(pool.submit(work, update.result()[0], *server.checkout()))
-    vector_to_parameters(server.model, model.parameters())
+    model.load_state_dict(layout.unflatten(server.model))
     return error(model)
 
 

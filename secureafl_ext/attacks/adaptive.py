@@ -10,9 +10,8 @@ from torch import Tensor
 from .. import ops
 from ..defenses import RuleServer
 from ..defenses.base import need, norm
-from ..rules.kinship import KIN, SHORT_APART
-from ..rules.row_rules import median_of
-from ..rules.row_wise import row_lengths
+from ..rules.kinship import KIN, SHORT_CENTERED
+from ..rules.row_rules import median_of, row_norms
 from ..server.server import SecureAFL
 from .base import Scene, View
 from .evasion import INSIDE, ball, past_rule
@@ -91,8 +90,8 @@ class Adaptive:
         honest = server.seen & ~self.malicious
         square = median_of(kinship.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
         rest = median_of(centered.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
-        median_norm = median_of(row_lengths(server.estimates()), honest)
-        reach = STEALTH * torch.minimum(square, rest.clamp(min=KIN * SHORT_APART)).sqrt() * median_norm
+        median_norm = median_of(row_norms(server.estimates()), honest)
+        reach = STEALTH * torch.minimum(square, rest.clamp(min=KIN * SHORT_CENTERED)).sqrt() * median_norm
         return own + torch.where(honest.any(), reach, norm(own)) * away / norm(away).clamp(min=1e-30)
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:

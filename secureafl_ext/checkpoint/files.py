@@ -1,7 +1,7 @@
 """Checkpoint files: tensors as safetensors, the rest as JSON in the header. No pickle.
 
-A checkpoint is one file; or, of a server that is split over ranks, one that names others beside it, one of each rank.
-Every file has a digest, which finds damage and not forgery (tensor_file.py); files of formats 1 and 2 have none.
+A checkpoint is one file. With a process group it is one file that names others beside it (shards), one per rank.
+Every file has a digest against damage, not against forgery (tensor_file.py); files of formats 1 and 2 have none.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,13 @@ from .tensor_file import Reader
 FORMAT, SHARDED_FORMAT = 3, 4
 WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
 MOST_SHARDS = 4096
+Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and leading shape of each tensor
 
 
-def write(path: str | os.PathLike, tensors: dict[str, Tensor], about: dict, shards: Sequence[str] = ()) -> None:
-    """The checkpoint is this file and the shards that it names, which must be there. Older shards go."""
+def write(
+    path: str | os.PathLike, tensors: dict[str, Tensor], about: dict[str, Any], shards: Sequence[str] = ()
+) -> None:
+    """Write the file that names these shards, which must exist, and remove older shards."""
     path = Path(path)
     absent = [name for name in shards if not path.with_name(name).exists()]
     if absent:
@@ -40,12 +44,12 @@ def write(path: str | os.PathLike, tensors: dict[str, Tensor], about: dict, shar
 
 
 def shard_name(path: Path, token: int, rank: int, ranks: int) -> str:
-    """Another one for every save: a checkpoint stays whole while the next is written, whoever dies meanwhile."""
+    """A new name for every save: the old checkpoint stays complete while the next is written, even after a kill."""
     return f"{path.name}.{token:013x}.{rank}-of-{ranks}"
 
 
 def write_file(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Under another name first, then renamed: whoever looks finds the old file or the new one, whole."""
+    """Write under a temporary name, then rename: a reader finds either the old file or the new one, complete."""
     try:
         partial, descriptor = _start_partial(path)
         try:
@@ -54,7 +58,7 @@ def write_file(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -
                 file.flush()
                 _to_disk(partial)
                 os.replace(partial, path)
-            _to_disk(path.parent)  # the name too, before another file may name it
+            _to_disk(path.parent)  # the rename too, before another file names this one
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -62,19 +66,19 @@ def write_file(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -
 
 
 def _start_partial(path: Path) -> tuple[Path, int]:
-    """A file of this save alone, for the owner's eyes alone, locked as long as its writer lives."""
+    """A temporary file of this save alone, readable by the owner alone, locked as long as its writer lives."""
     while True:
         partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with suppress(OSError):  # a file system without locks: what is left there stays
+        with suppress(OSError):  # a file system without locks: leftovers stay there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return partial, descriptor
-        os.close(descriptor)  # before it was locked, another save took it for left behind
+        os.close(descriptor)  # another save removed it as a leftover before it was locked
 
 
 def clear(path: Path) -> None:
-    """Remove partial files of this path, and of its shards, that killed saves left. Live writers hold a lock."""
+    """Remove temporary files of this path and its shards that killed saves left. Live writers hold a lock."""
     ours = re.compile(rf"\.{re.escape(path.name)}(?:\.[0-9a-f]+\.\d+-of-\d+)?\.(\d+)(-[0-9a-f]+)?\.partial")
     for file in path.parent.iterdir() if path.parent.is_dir() else ():
         found = ours.fullmatch(file.name)
@@ -117,8 +121,8 @@ def read(
     path: str | os.PathLike,
     coordinates: Sequence[str] = (),
     bounds: Callable[[int], tuple[int, int]] = lambda size: (0, size),
-) -> tuple[dict[str, Tensor], dict]:
-    """(tensors on the CPU, about). Of those named in coordinates, (.., d), the slice that bounds(d) says."""
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors on the CPU, about). Of the tensors named in coordinates, (.., d), only the slice bounds(d)."""
     path = Path(path)
     with tensor_file.opened(path) as file:
         about, shards = _about(file)
@@ -131,11 +135,13 @@ def read(
     return {**tensors, **(_slices(path, shards, coordinates, bounds) if shards and coordinates else {})}, about
 
 
-def _about(file: Reader) -> tuple[dict, dict[str, str | None]]:
-    """(what was said of the tensors, the digest of each shard by name; none of a checkpoint of one file)"""
+def _about(file: Reader) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """(the header, the digest of each shard by name; empty for a checkpoint of one file)"""
     path, header = file.path, file.metadata.get("secureafl")
     if header is None:
-        raise ValueError(f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got another one")
+        raise ValueError(
+            f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got a file without its header"
+        )
     about = file.parse(header)
     got = about.pop("format", None)
     if type(got) is not int or got not in (WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST, FORMAT, SHARDED_FORMAT):
@@ -151,8 +157,8 @@ def _about(file: Reader) -> tuple[dict, dict[str, str | None]]:
     return about, _checked_shards(file, shards, got == SHARDED_FORMAT)
 
 
-def _checked_shards(file: Reader, shards: object, digests: bool) -> dict[str, str | None]:
-    """Names as shard_name makes them, of all ranks, in order: no path may lead elsewhere."""
+def _checked_shards(file: Reader, shards: Any, digests: bool) -> dict[str, str | None]:
+    """Names as shard_name makes them, of all ranks, in order. No name may point to another folder."""
     sound = isinstance(shards, list) and 0 < len(shards) <= MOST_SHARDS
     if sound and not digests:
         shards = [[name, None] for name in shards]
@@ -165,7 +171,7 @@ def _checked_shards(file: Reader, shards: object, digests: bool) -> dict[str, st
 
 
 def _width(file: Reader, names: Sequence[str]) -> int:
-    """d, the last length of all these tensors."""
+    """d: the last dimension, the same in all these tensors."""
     absent = [name for name in names if name not in file.places]
     if absent:
         file.refuse(f"it must have {', '.join(absent)}, got none")
@@ -175,8 +181,10 @@ def _width(file: Reader, names: Sequence[str]) -> int:
     return widths.pop()[0]
 
 
-def _slices(path: Path, shards: dict[str, str | None], names: Sequence[str], bounds: Callable) -> dict[str, Tensor]:
-    """Of tensors whose last dimension goes on from file to file."""
+def _slices(
+    path: Path, shards: dict[str, str | None], names: Sequence[str], bounds: Callable[[int], tuple[int, int]]
+) -> dict[str, Tensor]:
+    """The slices of tensors whose last dimension continues from shard to shard."""
     found = {shard: _width_and_kinds(path, shard, names) for shard in shards}
     kinds = next(iter(found.values()))[1]
     other = [shard for shard in shards if found[shard][1] != kinds]
@@ -198,7 +206,7 @@ def _slices(path: Path, shards: dict[str, str | None], names: Sequence[str], bou
     return {name: torch.cat(parts, -1) if len(parts) > 2 else parts[-1] for name, parts in pieces.items()}
 
 
-def _width_and_kinds(path: Path, shard: str, names: Sequence[str]) -> tuple[int, dict]:
+def _width_and_kinds(path: Path, shard: str, names: Sequence[str]) -> tuple[int, Kinds]:
     try:
         with tensor_file.opened(path.with_name(shard)) as file:
             return _kinds(file, names)
@@ -206,7 +214,7 @@ def _width_and_kinds(path: Path, shard: str, names: Sequence[str]) -> tuple[int,
         raise ValueError(f"SecureAFL.load: {path} must have its shards beside it, got no {shard}") from error
 
 
-def _kinds(file: Reader, names: Sequence[str]) -> tuple[int, dict]:
+def _kinds(file: Reader, names: Sequence[str]) -> tuple[int, Kinds]:
     """(d of this shard, dtype and leading shape of each tensor)"""
     if set(file.places) != set(names):
         file.refuse(f"a shard must have {', '.join(names)} and nothing else")

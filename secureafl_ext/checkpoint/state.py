@@ -1,32 +1,44 @@
-"""What a state must be before a server takes it: one line for every name, and how the names go together.
+"""Checks of a server's state: one table entry per tensor, and how the entries fit together.
 
-A state may come from a file that anybody wrote. The rounds' kernels trust pairs, oldest and recorded as places in their
-arrays, so what is not in this table, or not as it says, is refused before anything has changed. Any state that a server
-gives must pass: the values below are bounds of what rounds can leave, also after updates near the largest float.
+A state may come from an untrusted file. The kernels use pairs, oldest and recorded as indices without a check, so a
+state that does not match this table is refused before anything changes. Every state that a server produces must pass:
+the bounds below hold after any rounds, also after updates near the largest float.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..config import CHECKS, COUNTS, Config
-from ..rules.row_wise import LONGEST
-from ..validation import MOST, converted, describe, name_of, whole
+from ..config import CHECKS, COUNTS, Config, is_rule
+from ..rules.row_rules import MAX_SQUARE
+from ..validation import MOST, converted, describe, name_of, shown, whole
 
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
-CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # a fused server works them out if one is missing
+CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # Fused computes them if one is missing
 
 
 @dataclass(frozen=True)
 class Entry:
     shape: tuple[int | None, ...]  # None: any length
     dtype: torch.dtype
-    words: str
+    expected: str  # for the error message
     holds: Callable[[Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checked contents of a checkpoint file."""
+
+    config: Config
+    clients: int
+    size: int  # d
+    dtype: torch.dtype  # of the model
+    state: dict[str, Tensor | int]
 
 
 def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
@@ -56,8 +68,8 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             "centre": Entry((d,), kept, *finite),
             "rounds": Entry((), i64, *count),
         }
-    else:  # near the largest float products may leave the floats: the correction is given up then
-        anything = ("numbers", lambda t: True)
+    else:  # products of huge updates may overflow; the round then gives up the correction
+        anything: tuple[str, Callable[[Tensor], bool]] = ("numbers", lambda t: True)
         entries |= {
             "oldest": Entry((n,), i64, f"0 to {max(m - 1, 0)}", _within(0, max(m - 1, 0))),
             "scales": Entry((n, 2 * m), torch.float32, "powers of two" if half else "1", _powers if half else _ones),
@@ -75,58 +87,71 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     return entries
 
 
-def check(who: str, state: Mapping, config: Config, clients: int, size: int) -> dict[str, Tensor | int]:
-    """The state, its numbers plain ones, if a server of these settings can go on from it; else an error in words."""
+def check(
+    caller: str, state: Mapping[str, Any], config: Config, clients: int, size: int
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """(tensors, numbers) of a state if a server with these settings can continue from it; otherwise a ValueError."""
     if not isinstance(state, Mapping):
-        raise ValueError(f"{who}: state must be a dict, got {type(state).__name__}")
+        raise ValueError(f"{caller}: state must be a dict, got {type(state).__name__}")
     entries = table(config, clients, size)
     missing = required(config, entries) - set(state)
     if missing:
-        raise ValueError(f"{who}: state must have {', '.join(sorted(missing))}, got none")
+        raise ValueError(f"{caller}: state must have {', '.join(sorted(missing))}, got none")
     unknown = [repr(name)[:40] for name in state if name not in entries and name not in NUMBERS]
     if unknown:
-        raise ValueError(f"{who}: state must have nothing but what such a server knows, got {', '.join(unknown[:5])}")
-    numbers = {name: _count(who, name, state[name]) for name in NUMBERS}
+        raise ValueError(
+            f"{caller}: state must have no other names than {', '.join(entries)}, got {', '.join(unknown[:5])}"
+        )
+    numbers = {name: _count(caller, name, state[name]) for name in NUMBERS}
     tensors = {name: state[name] for name in entries if name in state}
     for name, tensor in tensors.items():
-        _check_shape(who, name, tensor, entries[name])
+        _check_shape(caller, name, tensor, entries[name])
     for name, tensor in tensors.items():
         if not entries[name].holds(tensor):
-            raise ValueError(f"{who}: {name} must be {entries[name].words}, got other values")
-    _check_factors(who, tensors["factors"], tensors["recorded"], config, numbers["version"])
-    if int(tensors["turns"].max()) > numbers["version"]:
-        raise ValueError(f"{who}: turns must be at most the version, {numbers['version']}, got other values")
-    return {**{name: tensor.detach() for name, tensor in tensors.items()}, **numbers}
+            raise ValueError(f"{caller}: {name} must be {entries[name].expected}, got other values")
+    _check_factors(caller, tensors["factors"], tensors["recorded"], config, numbers["version"])
+    latest = int(tensors["turns"].max())
+    if latest > numbers["version"]:
+        raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
+    return {name: tensor.detach() for name, tensor in tensors.items()}, numbers
 
 
-def described(who: str, tensors: Mapping, about: object) -> tuple[int, dict, torch.dtype, dict[str, Tensor | int]]:
-    """(clients, settings, dtype of the model, state) of a file, if its header and its tensors go together.
+def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Checkpoint:
+    """The contents of a file, if its header and its tensors fit together.
 
-    Before a server is made: the tensors are in memory already, and nothing larger will be asked for.
+    No server exists yet: the tensors are in memory already, and this allocates nothing larger.
     """
     kinds = {"config": dict, "clients": int, "dtype": str, "state": dict}
     if {name: type(value) for name, value in about.items()} != kinds:
-        raise ValueError(f"{who}: header must have {', '.join(kinds)}, got {', '.join(map(str, about))[:80] or 'none'}")
+        got = ", ".join(map(str, about))[:80] or "none"
+        raise ValueError(f"{caller}: header must have {', '.join(kinds)}, got {got}")
     tensors, about = _upgraded(tensors, about)
     unknown = [name[:40] for name in about["config"] if name not in CHECKS]
     if unknown:
-        raise ValueError(f"{who}: config must have the settings of this version, got also {', '.join(unknown[:5])}")
+        raise ValueError(f"{caller}: config must have the settings of this version, got also {', '.join(unknown[:5])}")
+    rule = about["config"].get("rule", Config.rule)
+    if isinstance(rule, str) and not is_rule(rule):
+        how = "install its package or call secureafl_ext.rules.register_rule before load"
+        raise ValueError(f"{caller}: the server has rule={shown(rule)}, which is not registered here; {how}")
     config, clients = Config(**about["config"]), about["clients"]
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(about["dtype"])
     if dtype is None:
-        raise ValueError(f"{who}: dtype must be float32 or float64, got {about['dtype'][:40]!r}")
+        raise ValueError(f"{caller}: dtype must be float32 or float64, got {about['dtype'][:40]!r}")
     models = tensors.get("models")
     if models is None or models.dim() != 2:
-        raise ValueError(f"{who}: models must be (rows, d), got {describe(models)}")
+        raise ValueError(f"{caller}: models must be (rows, d), got {describe(models)}")
     both = set(tensors) & set(about["state"])
     if both:
-        raise ValueError(f"{who}: state must have each name once, got {', '.join(sorted(both))} twice")
-    state = check(who, {**tensors, **about["state"]}, config, clients, models.shape[1])
-    return clients, asdict(config), dtype, state
+        raise ValueError(f"{caller}: state must have each name once, got {', '.join(sorted(both))} twice")
+    size = models.shape[1]
+    checked, numbers = check(caller, {**tensors, **about["state"]}, config, clients, size)
+    return Checkpoint(config, clients, size, dtype, {**checked, **numbers})
 
 
-def _upgraded(tensors: Mapping, about: dict) -> tuple[Mapping, dict]:
-    """Files of formats 1 and 2 know neither these settings, so that their server was the paper's, nor turns."""
+def _upgraded(
+    tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Files of formats 1 and 2 have no turns and lack two settings: their server always had the paper's values."""
     if "factors" in about["config"]:
         return tensors, about
     tensors = {name: t[None] if name in ("factors", "recorded") else t for name, t in tensors.items()}
@@ -137,37 +162,37 @@ def _upgraded(tensors: Mapping, about: dict) -> tuple[Mapping, dict]:
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:
-    """Float16 pairs mean nothing without their scales."""
+    """Names that a state must have. Float16 pairs cannot be read without their scales."""
     optional = set(CARRIED) - ({"scales"} if config.pair_dtype == torch.float16 else set())
     return {*entries, *NUMBERS} - optional
 
 
-def _count(who: str, name: str, value: object) -> int:
-    return converted(who, name, value, whole, "a whole number, 0 or more, at most 2**53", lambda number: number >= 0)
+def _count(caller: str, name: str, value: object) -> int:
+    return converted(caller, name, value, whole, "a whole number, 0 or more, at most 2**53", lambda number: number >= 0)
 
 
-def _check_shape(who: str, name: str, tensor: Tensor, entry: Entry) -> None:
+def _check_shape(caller: str, name: str, tensor: Tensor, entry: Entry) -> None:
     fits = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type != "meta"
     fits = fits and tensor.dtype == entry.dtype and tensor.dim() == len(entry.shape)
     if not fits or any(want not in (None, got) for want, got in zip(entry.shape, tensor.shape, strict=True)):
         lengths = ", ".join("any" if length is None else str(length) for length in entry.shape)
         shape = f"({lengths},)" if len(entry.shape) == 1 else f"({lengths})"
-        raise ValueError(f"{who}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}")
+        raise ValueError(f"{caller}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}")
 
 
-def _check_factors(who: str, factors: Tensor, recorded: Tensor, config: Config, version: int) -> None:
-    """Q: its first places are taken, as many as were recorded, and the others are inf."""
+def _check_factors(caller: str, factors: Tensor, recorded: Tensor, config: Config, version: int) -> None:
+    """Q: the first `recorded` places of a list are finite, and the others are inf."""
     room = factors.shape[-1]
-    # Q grows with version: a number that no room came with would take memory at the next round.
+    # Q grows to `version` places: a version without that room would allocate memory at the next round.
     if room < 1 or (config.grows and version > room):
-        raise ValueError(f"{who}: factors must have room for {max(version, 1)} rounds, got {room}")
+        raise ValueError(f"{caller}: factors must have room for {max(version, 1)} rounds, got {room}")
     taken = torch.arange(room, device=recorded.device) < recorded[..., None]
     if not torch.equal(factors.isfinite().to(taken.device), taken.expand(factors.shape)):
-        raise ValueError(f"{who}: factors must be finite as far as recorded says, then inf, got other values")
+        raise ValueError(f"{caller}: factors must be finite as far as recorded says, then inf, got other values")
 
 
 def _within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:
-    """Whether all values lie there; NaN lies nowhere. Takes no memory: a history may fill most of it."""
+    """A check that all values lie there; NaN does not. It allocates nothing: a history may fill most of the memory."""
 
     def holds(tensor: Tensor) -> bool:
         if not tensor.numel():
@@ -192,8 +217,8 @@ def _symmetric(tensor: Tensor) -> bool:
 
 
 def _products(tensor: Tensor) -> bool:
-    """A square of a float64 update may be inf, its products NaN. A rule leaves such a row out."""
+    """The square of a float64 update may be inf and its products NaN. A rule leaves such a row out."""
     squares = tensor.diagonal()
-    short = squares <= LONGEST
-    usual = tensor.isfinite() | ~short[:, None] | ~short
-    return bool(usual.all()) and bool((squares >= 0).all()) and _symmetric(tensor)
+    short = squares <= MAX_SQUARE
+    possible = tensor.isfinite() | ~short[:, None] | ~short
+    return bool(possible.all()) and bool((squares >= 0).all()) and _symmetric(tensor)

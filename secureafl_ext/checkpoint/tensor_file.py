@@ -1,11 +1,11 @@
-"""One file of tensors in the safetensors format, with a digest of all that is in it, read without trust.
+"""One file of tensors in the safetensors format, with a digest of its contents. It is read as untrusted input.
 
-The digest (SHA-256) is in the file's header and finds damage: a flipped bit, a part that is missing, a file that is
-changed while it is read. It does not find forgery: whoever can write the file can write a digest that fits. Keep
-checkpoints where only those can write whom you trust.
+The digest (SHA-256, in the header) detects damage: a flipped bit, a missing part, a file that changes while it is read.
+It does not detect forgery: an attacker who can write the file can write a matching digest. Keep checkpoints where only
+people you trust can write.
 
-The safetensors package reads these files. It is not used here: it maps a file into memory, so that a file cut short
-meanwhile kills the process; and it writes under a temporary name of its own, which nobody removes after a kill.
+The safetensors package can read these files but is not used here. It maps a file into memory, so that a file truncated
+meanwhile kills the process; and it writes under a temporary name that nobody removes after a kill.
 """
 
 import hashlib
@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,14 +38,14 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 2**24  # bytes
-LONGEST_SIDE = 2**20  # of a tensor without values: a length that no bytes in the file stand for
-PIECE = 2**23  # bytes that one thread hashes at a time
+LONGEST_SIDE = 2**20  # of a tensor without values: no bytes in the file bound its lengths
+PIECE = 2**23  # bytes hashed at a time by one thread
 THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: bytes begin to end of what follows the header."""
+    """Position of a tensor: bytes begin to end after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class Place:
 
 
 def dump(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write the tensors, on the CPU, and metadata with the digest of both."""
+    """Write the tensors (on the CPU), the metadata, and the digest of both."""
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
     parts = {name: _bytes_of(tensors[name].contiguous()) for name in ordered}
     places, begin = {}, 0
@@ -79,8 +80,8 @@ def _header(metadata: dict[str, str], places: Mapping[str, Place], digest: str) 
 
 @contextmanager
 def opened(path: str | os.PathLike) -> Iterator["Reader"]:
-    """The file's header is read and checked; an error says what is wrong with it."""
-    # Without blocking, or a pipe of that name would keep us for ever.
+    """A reader whose header has been read and checked."""
+    # Non-blocking: opening a pipe would wait for ever.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         yield Reader(Path(path), file)
 
@@ -88,11 +89,13 @@ def opened(path: str | os.PathLike) -> Iterator["Reader"]:
 class Reader:
     """metadata: texts by name, without the digest    places: name -> Place    digest: as the file has it, or None"""
 
-    def __init__(self, path: Path, file: BinaryIO):
+    def __init__(self, path: Path, file: BufferedReader):
         self.path, self._file = path, file
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got another thing")
+            raise ValueError(
+                f"SecureAFL.load: {path} must be a file that SecureAFL.save wrote, got a folder, a pipe or a device"
+            )
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(about.st_size - 8, LONGEST_HEADER):
             self.refuse(f"its header must have 2 to {LONGEST_HEADER} of its {about.st_size} bytes, got {length}")
@@ -111,11 +114,12 @@ class Reader:
             self.refuse(f"it must have {8 + length + end} bytes, got {about.st_size}")
 
     def load(self, cuts: Mapping[str, tuple[int, int]], digest: str | None) -> dict[str, Tensor]:
-        """All tensors; of those in cuts these coordinates, begin to end of the last dimension, alone.
+        """All tensors; of those in cuts only coordinates begin to end of the last dimension.
 
-        Once, from the first byte to the last. An error if all the bytes, and metadata, do not have this digest.
+        Reads the file once, from the first byte to the last. An error if it does not have this digest.
         """
-        tensors, sums = {}, {}
+        tensors: dict[str, Tensor] = {}
+        sums: dict[str, list[Future[str]]] = {}
         with ThreadPoolExecutor(THREADS) as pool:
             for name, place in self._in_order().items():
                 cut = cuts.get(name)
@@ -124,14 +128,14 @@ class Reader:
                 else:
                     tensors[name], sums[name] = self._cut(place, *cut, pool)
             got = _digest(self.metadata, self.places, sums)
-        if digest not in (None, got):
+        if digest is not None and digest != got:
             self.refuse(f"its digest must be {digest[:64]}, got {got}")
         return tensors
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> NoReturn:
         raise ValueError(f"SecureAFL.load: {self.path} is no checkpoint, or was changed or damaged: {why}")
 
-    def parse(self, text: str | bytes) -> dict:
+    def parse(self, text: str | bytes) -> dict[str, Any]:
         try:
             parsed = json.loads(text if isinstance(text, str) else text.decode())
         except (ValueError, RecursionError) as error:
@@ -143,7 +147,7 @@ class Reader:
     def _in_order(self) -> dict[str, Place]:
         return dict(sorted(self.places.items(), key=lambda item: (item[1].begin, item[1].end)))
 
-    def _place(self, name: str, entry: object, most: int) -> Place:
+    def _place(self, name: str, entry: Any, most: int) -> Place:
         try:
             dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             lengths = [*shape, begin, end]
@@ -156,15 +160,15 @@ class Reader:
             self.refuse(f"its tensor {name[:40]!r} must have dtype, shape and data_offsets that fit")
         return Place(dtype, tuple(shape), begin, end)
 
-    def _whole(self, place: Place, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future]]:
+    def _whole(self, place: Place, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future[str]]]:
         tensor, sums = torch.empty(place.shape, dtype=place.dtype), []
         for piece in _pieces(_bytes_of(tensor)):
             self._fill(piece)
             sums.append(pool.submit(_sum, piece))
         return tensor, sums
 
-    def _cut(self, place: Place, begin: int, end: int, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future]]:
-        """Piece by piece: nobody needs room for coordinates that are not its own."""
+    def _cut(self, place: Place, begin: int, end: int, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future[str]]]:
+        """Piece by piece: a rank needs no memory for the coordinates of others."""
         width, size = place.shape[-1], place.dtype.itemsize
         tensor, sums = torch.empty(*place.shape[:-1], end - begin, dtype=place.dtype), []
         rows = tensor.view(-1, end - begin) if tensor.numel() else tensor
@@ -187,8 +191,8 @@ class Reader:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor: its memory."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    """The memory of a contiguous tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _pieces(part: memoryview) -> list[memoryview]:
@@ -203,7 +207,7 @@ def _listed(place: Place) -> dict:
     return {"dtype": NAMES[place.dtype], "shape": list(place.shape), "data_offsets": [place.begin, place.end]}
 
 
-def _digest(metadata: dict[str, str], places: Mapping[str, Place], sums: Mapping[str, list[Future]]) -> str:
-    """Of the pieces' digests and all that the header says."""
+def _digest(metadata: dict[str, str], places: Mapping[str, Place], sums: Mapping[str, list[Future[str]]]) -> str:
+    """Digest of the pieces' digests and of the header."""
     parts = {name: [_listed(place), [future.result() for future in sums[name]]] for name, place in places.items()}
     return _sum(json.dumps([metadata, parts], sort_keys=True).encode())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..server.receipt import Receipt, stale
+from ..server.receipt import Receipt, stale_receipt
 from ..validation import check, check_kept, check_start, describe
 from .base import Arrival, Rule, need
 
@@ -47,7 +47,7 @@ class RuleServer:
         client, version = check(who, models, models.dtype, self.clients, self.version, client, update, version)
         staleness = self.version - version
         if staleness > self.max_staleness:
-            return stale(version, self.version, self.max_staleness, update.device)
+            return stale_receipt(version, self.version, self.max_staleness, update.device)
         trained_on = models[version % len(models)]
         receipt = self.enqueue(self._clients[client], update.detach(), trained_on, self._delays[staleness])
         return replace(receipt, staleness=staleness)

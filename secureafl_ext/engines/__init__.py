@@ -1,5 +1,6 @@
-"""How a server does a round: one fused op where its settings have one, else plain ops one after the other."""
+"""Engines do the rounds of a server: one fused op where the settings allow it, otherwise plain ops in sequence."""
 
-from .choose import Engine, check_engine, make_engine, too_large
+from .base import Engine, Outcome
+from .choose import check_engine, make_engine, too_large
 
-__all__ = ["Engine", "check_engine", "make_engine", "too_large"]
+__all__ = ["Engine", "Outcome", "check_engine", "make_engine", "too_large"]

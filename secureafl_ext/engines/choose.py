@@ -1,48 +1,43 @@
-"""Which engine does the rounds of a server: one fused op where there is one for its settings, else plain ops."""
+"""Selects the engine of a server: one fused op where its settings allow it, otherwise plain ops."""
 
 import torch
 
 from ..config import Config
 from ..validation import name_of
-from . import fused, kinship, sharded
+from . import fused, kinship
+from .base import Engine
 from .composed import Composed
+from .ranks import Ranks
+from .sharded import Sharded
 
-Engine = Composed | fused.Fused | kinship.KinRound | sharded.Sharded
 
-
-def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, split: bool) -> None:
-    """Refuse settings that no engine has together. split: over the ranks of a process group"""
+def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, sharded: bool) -> None:
+    """Refuse settings that no engine supports together. sharded: with a process group"""
     if config.spacing >= clients:
         raise ValueError(f"SecureAFL: spacing must be less than clients = {clients}, got {config.spacing}")
     if dtype == torch.float64 and config.dtype != torch.float64:
         raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
     if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
         raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
-    if fused.fits(config, clients, device):
-        return
-    if config.pair_dtype == torch.float16:
-        others = f'pairs="received", {fused.LIMITS}'
-        allowed = f"with {'a coordinate-wise rule and buckets=1' if config.row_wise else others}"
-        raise ValueError(f"SecureAFL: history_dtype must be float32 or float64, or float16 {allowed}, got float16")
-    if split:
-        plain = 'a coordinate-wise rule, buckets=1, pairs="received" and history_dtype float32 or float16'
-        got = f"rule={config.rule!r}, buckets={config.buckets}, pairs={config.pairs!r}, {config.history_dtype}"
-        got += f", memory={config.memory}, clients={clients}"
-        raise ValueError(f"SecureAFL: process_group must come with {plain}, {fused.LIMITS}, got {got}")
+    conflict = fused.unsupported(config, clients, device)
+    if conflict and config.pair_dtype == torch.float16:
+        raise ValueError(f"SecureAFL: history_dtype=float16 does not support {conflict}")
+    if conflict and sharded:
+        raise ValueError(f"SecureAFL: process_group does not support {conflict}")
 
 
-def make_engine(config: Config, clients: int, size: int, device: torch.device, ranks: "sharded.Ranks | None") -> Engine:
+def make_engine(config: Config, clients: int, size: int, device: torch.device, ranks: Ranks | None) -> Engine:
     if ranks:
-        return sharded.Sharded(config, clients, size, device, ranks)
-    if fused.fits(config, clients, device):
+        return Sharded(config, clients, size, device, ranks)
+    if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
     if kinship.fits(config, clients, device):
-        return kinship.KinRound(config, clients, size, device)
+        return kinship.FusedKinship(config, clients, size, device)
     return Composed(config, clients, size, device)
 
 
 def too_large(config: Config, clients: int, size: int, device: torch.device) -> torch.OutOfMemoryError:
-    """What to raise where the memory of a new server does not fit."""
+    """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
     last = 2 * clients * size * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize

@@ -1,17 +1,21 @@
-"""A round from the plain ops, one step after the other: any device, dtype and rule, both readings of the pairs."""
+"""Composed: a round from plain ops, one after the other. Supports every device, dtype, rule and setting of pairs."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
-from ..rules.row_wise import RowWise
+from ..rules.kinship import Kinship
+from .base import Outcome
 from .history import History
 from .quantile import empty_factors, factor_weights, forget_factors, most_below
+from .row_wise import RowWise
 
 
 class Composed:
-    """What a server remembers, and how it turns one update into the next model."""
+    """An Engine on the tensors of History."""
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         self.config, self.clients = config, clients
@@ -22,10 +26,9 @@ class Composed:
         self._clients = torch.arange(clients, device=device).split(1)
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
-        """Copies, there."""
         return {name: tensor.to(device, copy=True) for name, tensor in self._tensors().items()}
 
-    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
+    def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         self.factors = torch.empty_like(state["factors"], device=self.factors.device)
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
@@ -34,27 +37,40 @@ class Composed:
         own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
         return {**own, **self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
 
-    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
-        """Judge, estimate, aggregate, remember, step: models[new] from models[now]. Gives accepted, factor, reason.
+    @property
+    def seen(self) -> Tensor:
+        return self.history.seen
 
-        client: a number, or (1) int64 where the rule is row-wise: the op of the others wants a number.
-        """
+    @property
+    def kinship(self) -> Kinship | None:
+        return self.rows.kinship if self.rows else None
+
+    @property
+    def capturable(self) -> bool:
+        """Row-wise rules alone: the op of the coordinate-wise ones takes the client as a number."""
+        return self.config.row_wise
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
         model = models[now]
-        who = client if isinstance(client, Tensor) else self._clients[client]
-        update, factor, reason = self._judge(who, update, trained_on)
+        number = client if isinstance(client, Tensor) else self._clients[client]
+        update, factor, reason = self._judge(number, update, trained_on)
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
         steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
-        if self.rows and self.config.estimate:
+        if not self.config.estimate:
+            direction, status = torch.where(accepted, update, 0), torch.zeros_like(self.history.pairs)
+        elif self.rows:
             taken = accepted & self.config.receive
-            direction, status = self.rows.aggregate(who, update, model, taken, stored, steps, self.history)
+            direction, status = self.rows.aggregate(number, update, model, taken, stored, steps, self.history)
         else:
-            direction, status = self._aggregate(client, update, model, accepted)
+            direction, status = self._aggregate(int(client), update, model, accepted)
         if self.config.pairs == "rounds":
-            self._push_estimates(who, model, steps)
-        self.history.remember(who, update, trained_on, stored)
+            self._push_estimates(number, model, steps)
+        self.history.remember(number, update, trained_on, stored)
         stepped = model - self.config.lr * direction
-        models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate never leaves the floats
+        models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate stays finite
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
         return accepted, factor, reason
@@ -65,16 +81,10 @@ class Composed:
         if self.rows:
             self.rows.forget(client)
 
-    @property
-    def seen(self) -> Tensor:
-        return self.history.seen
-
     def estimates(self, model: Tensor) -> Tensor:
-        *past, seen = self.history.tensors().values()
-        return ops.estimate(model, *past, self.config.trust) * seen[:, None]
+        return self.history.estimates(model, self.config.trust) * self.seen[:, None]
 
     def number_of(self, client: int) -> Tensor:
-        """(1) int64, on the device."""
         return self._clients[client]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +108,7 @@ class Composed:
         return update, torch.where(defined, factor, torch.nan), reason
 
     def _record(self, client: Tensor, factor: Tensor, when: Tensor) -> Tensor:
-        """Put the factor of client (1) into Q; true if more than the share `quantile` of the others lies below it.
+        """Put the factor of client (1) into Q. True if more than the share `quantile` of the others lies below it.
 
         With equal weights this is factor > quantile(Q) with linear interpolation. Counting needs no sort.
         """
@@ -114,18 +124,14 @@ class Composed:
     def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """(the direction to step along, the status of each client's correction)"""
         c = self.config
-        if not c.estimate:
-            return torch.where(accepted, update, 0), torch.zeros_like(self.history.pairs)
         taken = accepted if c.receive else torch.zeros_like(accepted)
         past = self.history.tensors().values()
         return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
 
     def _push_estimates(self, client: Tensor, model: Tensor, steps: Tensor) -> None:
-        """The paper's pairs read literally: each estimated client also learns from its own estimate, if the model
-        steps."""
-        *past, seen = self.history.tensors().values()
+        """pairs="rounds": each client but this one also gets a pair from its own estimate, if the model steps."""
         for k, number in enumerate(self._clients):
-            estimate = ops.estimate(model, *(tensor[k : k + 1] for tensor in past), self.config.trust)[0]
-            when = steps & seen[k] & (number != client)[0]
+            estimate = self.history.estimates(model, self.config.trust, slice(k, k + 1))[0]
+            when = steps & self.seen[k] & (number != client)[0]
             dw, dg = model - self.history.last_models[k], estimate - self.history.last_updates[k]
             self.history.push(number, dw, dg, when)

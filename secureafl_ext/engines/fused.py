@@ -1,40 +1,54 @@
-"""A round as one op: a single pass over the history, with all inner products carried along (csrc/round/round.h)."""
+"""Fused: a round as one op, in a single pass over the history that also updates all inner products (csrc/round)."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from .. import _C
 from ..config import COUNTS, Config
+from .base import Outcome
 from .quantile import empty_factors, forget_factors
 
-step = torch.ops.secureafl.step_.default  # the op itself: finding its overload anew costs some 10 us a call
+step = torch.ops.secureafl.step_.default  # the overload itself: looking it up costs some 10 us a call
 round_fits = torch.ops.secureafl.round_fits.default
 
-LIMITS = f"at most {_C.MOST_CLIENTS} clients and a memory of 1 to 16 (on a GPU {_C.MOST_GPU_PAIRS})"
 
-
-def fits(config: Config, clients: int, device: torch.device) -> bool:
-    """Whether this round exists fused; the composed one takes what is left."""
+def unsupported(config: Config, clients: int, device: torch.device) -> str | None:
+    """The setting that the fused round does not support, for an error message; None if it supports all."""
     most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
-    plain = config.pairs == "received" and config.history_dtype != "float64" and 1 <= config.memory <= most_pairs
-    if not plain or config.row_wise or clients > _C.MOST_CLIENTS or device.type not in ("cpu", "cuda"):
-        return False
+    conflicts = {
+        f"rule={config.rule!r}" + f" with buckets={config.buckets}" * (config.buckets > 1): config.row_wise,
+        f"pairs={config.pairs!r}": config.pairs != "received",
+        f"history_dtype={config.history_dtype}": config.history_dtype == "float64",
+        f"memory={config.memory} on {device.type} (only 1 to {most_pairs})": not 1 <= config.memory <= most_pairs,
+        f"clients={clients} (at most {_C.MOST_CLIENTS})": clients > _C.MOST_CLIENTS,
+        f"a model on {device.type}": device.type not in ("cpu", "cuda"),
+    }
+    found = next((setting for setting, conflict in conflicts.items() if conflict), None)
+    if found:
+        return found
     half = config.history_dtype == "float16"
-    return round_fits(torch.empty(0, device=device), padded(clients, config, device), config.memory, half)
+    if round_fits(torch.empty(0, device=device), padded(clients, config, device), config.memory, half):
+        return None
+    return f"clients={clients} with memory={config.memory} on {device.type} (too little shared memory)"
 
 
 def padded(clients: int, config: Config, device: torch.device) -> int:
-    """Clients that the layout has room for: a tile is a whole number of 16-byte pieces."""
+    """Number of clients in the layout: padded so that a row of a tile is a multiple of 16 bytes."""
     columns = _C.tile_columns(device.type == "cuda", clients, config.memory)
     return clients if columns >= 4 else -(-clients // 4) * 4
 
 
 class Fused:
-    """The same interface, results and state as Composed, in another layout.
+    """An Engine with the results and the state of Composed, in a tiled layout.
 
     slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
-    Here n may be a few clients more than asked for, so that a tile is a whole number of 16-byte pieces.
+    n is the padded number of clients.
     """
+
+    kinship = None
+    capturable = True
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -46,28 +60,30 @@ class Fused:
         tiles = -(-size // columns)
         self.slots = zeros(tiles, 2 * m, n, columns, dtype=config.pair_dtype)  # y's, then s's
         self.last = zeros(tiles, 2, n, columns)  # w, then g
-        self.scales = zeros(n, 2 * m) + 1  # a slot's values are to be multiplied by this
+        self.scales = zeros(n, 2 * m) + 1  # the stored values of a slot are multiplied by this
         self.gram = zeros(n, m * (2 * m + 1), dtype=torch.float64)  # inner products of the slots
         self.along = zeros(n, 2 * m + 2, dtype=torch.float64)  # slots . x, x . x, g . g, with x = model - w
-        self.weights = zeros(n, 2 * m + 2)  # of the slots and x in the next estimate; the last is not used
+        self.weights = zeros(n, 2 * m + 2)  # of the slots and of x in the next estimate; the last column is not used
         self.status = zeros(n, dtype=torch.int32)
         self.pairs, self.oldest = zeros(n, dtype=torch.int64), zeros(n, dtype=torch.int64)
         self.seen = zeros(n, dtype=torch.bool)
         self.factors, self.recorded = empty_factors(config, n, device)
         self.counts = zeros(len(COUNTS), dtype=torch.int64)
-        self._arrived = zeros((), dtype=torch.int32)  # the op's own: zero between rounds
-        self._clients = torch.arange(clients, device=device).split(1)  # the op wants a client's number on the device
+        self._arrived = torch.zeros((), dtype=torch.int32, device=device)  # used by the op alone; zero between rounds
+        self._clients = torch.arange(clients, device=device).split(1)  # numbers on the device, for the op
         c = config
-        self._per_client = self.scales, self.gram, self.along, self.weights, self.status
-        self._per_client += self.pairs, self.oldest, self.seen
+        carried = self.scales, self.gram, self.along, self.weights, self.status
+        self._per_client = *carried, self.pairs, self.oldest, self.seen
         self._past = self.slots, self.last, *self._per_client
-        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim
-        self._settings += c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
+        flags = c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
+        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim, *flags
 
-    def round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int):
-        who = client if isinstance(client, Tensor) else self._clients[client]
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts, self._arrived
-        return step(update, who, trained_on, now, new, models, *self._past, *judged, *self._settings)
+        return step(update, number, trained_on, now, new, models, *self._past, *judged, *self._settings)
 
     def estimates(self, model: Tensor) -> Tensor:
         count, planes, _, columns = self.slots.shape
@@ -80,7 +96,6 @@ class Fused:
         return self._untiled(result * self.seen[:, None])
 
     def forget(self, client: int) -> None:
-        """Nothing of the client is left."""
         for tiles in (self.slots, self.last):
             tiles[:, :, client] = 0
         for rows in self._per_client:
@@ -89,7 +104,6 @@ class Fused:
         forget_factors(self.factors, self.recorded, client)
 
     def number_of(self, client: int) -> Tensor:
-        """(1) int64, on the device."""
         return self._clients[client]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +111,7 @@ class Fused:
         return update, model
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
-        """Copies, as Composed has them, and what else a bit-identical continuation needs."""
+        """The state of Composed, and the tensors that a bit-identical continuation needs besides."""
         n, m = self.clients, self.config.memory
         ages = self._slots()  # (n, m)
         return {
@@ -111,8 +125,8 @@ class Fused:
             **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
         }
 
-    def load(self, state: dict[str, Tensor], model: Tensor) -> None:
-        """From a state of either kind; `model` is the current one."""
+    def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
+        """From a state of Fused or of Composed."""
         n, m = self.clients, self.config.memory
         carried = set(_PER_CLIENT) <= set(state)
         self.counts.copy_(state["counts"])
@@ -122,7 +136,7 @@ class Fused:
         self.recorded[:n] = state["recorded"].to(self.recorded.device)
         for name in _PER_CLIENT if carried else ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
-        if not carried:  # slots start anew, the oldest pair in the first
+        if not carried:  # reorder the slots: the oldest pair comes first
             self.oldest[:n] = state.get("oldest", torch.zeros(n, dtype=torch.int64)).to(self.oldest.device)
             self.scales[:n] = state.get("scales", torch.ones(n, 2 * m, dtype=torch.float32)).to(self.scales.device)
             ages = self._slots()  # (n, m)
@@ -132,7 +146,7 @@ class Fused:
         self._set_rows(self.last, 1, state["last_updates"])
         clients = torch.arange(n, device=state["dw"].device)
         for j in range(m):
-            age = ((j - self.oldest[:n]) % m).to(clients.device)  # (n): of what slot j is to hold
+            age = ((j - self.oldest[:n]) % m).to(clients.device)  # (n): age of the pair that goes into slot j
             self._set_rows(self.slots, j, state["dg"][clients, age])
             self._set_rows(self.slots, m + j, state["dw"][clients, age])
         if carried:
@@ -141,7 +155,7 @@ class Fused:
         torch.ops.secureafl.refresh_(*self._per_client, self.config.trust)
 
     def _take_products(self, model: Tensor) -> None:
-        """gram and along from the history itself, some tiles of all clients at a time."""
+        """Compute gram and along from the history, some tiles of all clients at a time."""
         count, planes, n, columns = self.slots.shape
         lower = torch.tril_indices(planes, planes, device=self.gram.device)
         padded = torch.nn.functional.pad(model.double(), (0, count * columns - self.size))
@@ -163,23 +177,23 @@ class Fused:
         return (self.oldest[:, None] + torch.arange(self.config.memory, device=self.oldest.device)) % self.config.memory
 
     def _rows(self, tiles: Tensor, plane: int | Tensor) -> Tensor:
-        """(n, d): one plane of every client, or of each another one, plane (n)."""
+        """(n, d): one plane of every client; plane (n): a different one of each."""
         if isinstance(plane, Tensor):
             chosen = tiles.take_along_dim(plane[None, None, :, None], 1)[:, 0]  # (tiles, n, columns)
         else:
             chosen = tiles[:, plane]
-        return self._untiled(chosen).clone(memory_format=torch.contiguous_format)  # of a single tile it is a view
+        return self._untiled(chosen).clone(memory_format=torch.contiguous_format)  # with a single tile it is a view
 
     def _untiled(self, plane: Tensor) -> Tensor:
         """(tiles, n, columns) -> (clients, d)"""
         return plane[:, : self.clients].movedim(0, 1).flatten(1)[:, : self.size]
 
     def _set_rows(self, tiles: Tensor, plane: int, rows: Tensor) -> None:
-        """The way back: rows (n, d) of the same plane of every client."""
+        """Write rows (n, d) into one plane of every client."""
         count, _, _, columns = tiles.shape
         padded = torch.nn.functional.pad(rows, (0, count * columns - self.size))
         tiles[:, plane, : self.clients] = padded.unflatten(1, (count, columns)).movedim(1, 0).to(tiles.device)
 
 
-# What there is of each client besides its rows, by name.
+# Tensors with one entry per client, by name.
 _PER_CLIENT = ("pairs", "seen", "oldest", "scales", "gram", "along", "weights", "status")

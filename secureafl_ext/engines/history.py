@@ -1,13 +1,15 @@
-"""What the server remembers of every client, in the layout of the ops. It decides nothing and never waits."""
+"""History: what the server remembers of every client, in the layout of the ops."""
 
 import torch
 from torch import Tensor
 
-CURVATURE = 1e-8  # a pair is kept only if s.y > CURVATURE * s.s: else its Hessian would bend the wrong way
+from .. import ops
+
+CURVATURE = 1e-8  # a pair is kept only if s.y > CURVATURE * s.s: otherwise its Hessian is not positive definite
 
 
 class History:
-    """Last update and model, and the newest pairs of differences, of n clients.
+    """Last update and model, and the newest L-BFGS pairs, of n clients. Nothing here waits for the device.
 
     last_updates, last_models: (n, d)    dw, dg: (n, memory, d), oldest first in slots 0 .. pairs[k] - 1
     pairs: (n) int64    seen: (n) bool
@@ -23,12 +25,18 @@ class History:
         self._slots = torch.arange(memory, device=device)[:, None]  # (memory, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """In the order that the ops take them."""
+        """In the order of the ops' arguments."""
         names = ("last_updates", "last_models", "dw", "dg", "pairs", "seen")
         return {name: getattr(self, name) for name in names}
 
+    def estimates(self, model: Tensor, trust: float, clients: slice = slice(None)) -> Tensor:
+        """(n, d) as ops.estimate gives them, of these clients."""
+        c = clients
+        last = self.last_updates[c], self.last_models[c]
+        return ops.estimate(model, *last, self.dw[c], self.dg[c], self.pairs[c], trust)
+
     def remember(self, client: Tensor, update: Tensor, model: Tensor, when: Tensor) -> None:
-        """Take update, computed at model, as the last of client (1) int64 if the 0-dim bool `when` is true."""
+        """Store update, computed at model, as the last of client (1) int64 if `when` () bool is true."""
         last_update, last_model, known = self.of(client)
         self.push(client, model - last_model, update - last_update, when & known)
         self.last_updates.index_copy_(0, client, torch.where(when, update, last_update)[None])
@@ -36,16 +44,18 @@ class History:
         self.seen.index_copy_(0, client, (known | when)[None])
 
     def forget(self, client: int) -> None:
-        """Nothing of the client is left."""
         for rows in self.tensors().values():
             rows[client] = 0
 
     def of(self, client: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Last update (d), last model (d) and whether there are any () of client (1)."""
-        return tuple(kept.index_select(0, client)[0] for kept in (self.last_updates, self.last_models, self.seen))
+        update, model, seen = (
+            kept.index_select(0, client)[0] for kept in (self.last_updates, self.last_models, self.seen)
+        )
+        return update, model, seen
 
     def push(self, client: Tensor, dw: Tensor, dg: Tensor, when: Tensor) -> None:
-        """Append the pair (dw, dg) if `when` is true and its curvature positive; the oldest makes room."""
+        """Append the pair (dw, dg) if `when` is true and its curvature positive; drop the oldest pair if full."""
         memory = self.dw.shape[1]
         if memory == 0:
             return

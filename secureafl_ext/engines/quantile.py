@@ -1,17 +1,20 @@
-"""Q: the Lipschitz factors that an update is judged by. csrc/round/quantile.h has the same for the fused rounds."""
+"""Q: the recorded Lipschitz factors, and the quantile that the filter compares a new factor with.
+
+The fused rounds do the same in C++ (csrc/round).
+"""
 
 import torch
 from torch import Tensor
 
 from ..config import Config
 
-CLIENT = 2**32 - 1  # what one client weighs in all, where each has a list: whole numbers, so that sums are exact
+CLIENT = 2**32 - 1  # weight of one client in total with a list per client: whole numbers, so that sums are exact
 
 
 def empty_factors(config: Config, clients: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(factors (lists, room) float64, recorded (lists) int64: how many were ever put into each list)
+    """(factors (lists, room) float64, recorded (lists) int64: the number of factors ever put into each list)
 
-    A list is a ring buffer; its empty places hold inf. One list of all clients, or one for each.
+    A list is a ring buffer; empty places hold inf. There is one list per client, or one for all.
     """
     lists = 1 if config.factors == "pooled" else clients
     factors = torch.full((lists, config.room), torch.inf, dtype=torch.float64, device=device)
@@ -19,10 +22,10 @@ def empty_factors(config: Config, clients: int, device: torch.device) -> tuple[T
 
 
 def factor_weights(factors: Tensor, recorded: Tensor, client: Tensor) -> tuple[Tensor, Tensor]:
-    """What every place of Q weighs when a new factor of client (1) comes, and the place (1) that this one takes.
+    """The weight of every place of Q when a new factor of client (1) arrives, and the place (1) that it takes.
 
-    weights: (lists, room) int64; 0 for empty places and for the one that is replaced. Factors of one list weigh the
-    same, and all lists together the same: else a client that uploads often would choose the quantile.
+    weights: (lists, room) int64; 0 for empty places and for the one that is replaced. All factors of a list weigh the
+    same, and all lists weigh the same in total: otherwise a client that uploads often would choose the quantile.
     """
     lists, room = factors.shape
     own = client if lists > 1 else torch.zeros_like(client)
@@ -36,16 +39,16 @@ def factor_weights(factors: Tensor, recorded: Tensor, client: Tensor) -> tuple[T
 
 
 def forget_factors(factors: Tensor, recorded: Tensor, client: int) -> None:
-    """Empty the client's list. In a pooled Q nobody knows whose a factor is."""
+    """Empty the client's list. A pooled Q does not know which factors are the client's."""
     if len(factors) > 1:
         factors[client] = torch.inf
         recorded[client] = 0
 
 
 def most_below(weights: Tensor, quantile: float) -> Tensor:
-    """() float64: what the factors below an accepted one may weigh together.
+    """() float64: the largest total weight that the factors below an accepted one may have.
 
-    Each weight of a list per client is rounded down by less than 1: with so much allowed for, a tie stays a tie.
+    With a list per client each weight is rounded down by less than 1. The sum allows for that, so that a tie stays one.
     """
     rounding = weights.numel() if len(weights) > 1 else 0
     return (weights.sum().double() * quantile).floor() + rounding
@@ -61,6 +64,6 @@ def largest_accepted(factors: Tensor, recorded: Tensor, client: Tensor, quantile
 
 
 def grown(factors: Tensor, room: int) -> Tensor:
-    """A pooled Q (1, ..) with more places, at least twice as many."""
+    """A pooled Q (1, ..) with room for at least `room` factors, and at least twice as many as before."""
     more = max(room - factors.shape[1], factors.shape[1])
     return torch.nn.functional.pad(factors, (0, more), value=torch.inf)

@@ -1,4 +1,4 @@
-"""SecureAFL as an asynchronous Flower server: `Loop` in a ServerApp, and any ordinary ClientApp that trains."""
+"""SecureAFL as an asynchronous Flower server: `Loop` runs in a ServerApp; clients are ordinary ClientApps."""
 
 try:
     import flwr as _flwr  # noqa: F401

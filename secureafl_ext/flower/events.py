@@ -1,5 +1,6 @@
-"""What can happen with a client, in fixed words: these are counted, reported and documented."""
+"""Event: one thing that happened with one client. Kinds are counted, logged and documented."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +9,8 @@ KINDS = {
     "joined": "has a slot and gets the model",
     "waiting": "no slot is free",
     "left": "is no longer among the nodes",
-    "accepted": "its update was judged, and taken",
-    "rejected": "its update was judged, and not taken",
+    "accepted": "its update was accepted",
+    "rejected": "its update was rejected",
     "stale": "its update was computed on a model that is no longer kept",
     "failed": "its app raised an error or crashed",
     "garbage": "its reply is not a finite model of this layout",
@@ -17,6 +18,12 @@ KINDS = {
     "late": "a reply after the ttl, dropped",
     "twice": "a reply to no message that is open, dropped",
     "unsent": "Flower took no message for it",
+}
+# Level of each kind in the log: debug for what happens in every round, warning for a client that fails.
+LEVELS = {
+    **dict.fromkeys(("accepted", "stale", "twice"), logging.DEBUG),
+    **dict.fromkeys(("joined", "waiting", "left", "rejected"), logging.INFO),
+    **dict.fromkeys(("failed", "garbage", "vanished", "late", "unsent"), logging.WARNING),
 }
 
 
@@ -29,6 +36,6 @@ class Event:
     slot: int | None  # the client's number at the server
     version: int  # of the server, after it
     reason: str = ""  # one printable line of at most 500 characters
-    factor: float = math.nan  # what the server judged by
+    factor: float = math.nan  # Lipschitz factor of the update
     staleness: int | None = None
-    metrics: Mapping[str, object] = field(default_factory=dict)  # what the client says of itself: its word alone
+    metrics: Mapping[str, object] = field(default_factory=dict)  # reported by the client, not verified

@@ -1,55 +1,41 @@
-"""The asynchronous server: each reply is judged at its turn, and its sender gets the new model at once."""
+"""Loop: the asynchronous Flower server. Each reply is judged on its turn, and its sender gets the new model at once."""
 
+import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..server.protocol import Server
 from . import replies, saved
-from .events import Event
+from .events import LEVELS, Event
+from .inbox import Answer, Inbox, Sent
 from .layout import GarbageError, Layout
 from .slots import Slots
 from .turns import Turns
 
-LOOK = 1.0  # seconds between two looks at who is there
-LONGEST_PAUSE = 0.1  # seconds between two questions for replies, when none come
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Sent:
-    """A message that is open."""
-
-    node: int
-    version: int  # the server's own note: a client cannot claim another one
-    model: Tensor  # (d) of that version, as long as the server keeps it
-    deadline: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A reply that waits for its turn."""
-
-    sent: Sent
-    trained: Tensor  # (d) the client's model, on the CPU
-    metrics: Mapping[str, object]
+NODES_EVERY = 1.0  # seconds between two queries of the node list
+LONGEST_PAUSE = 0.1  # seconds between two queries for replies, when none come
 
 
 class Loop:
-    """One federation: a grid that moves messages, a server that judges, a layout between the two.
+    """One federation: a grid that moves messages, a server that judges updates, and a layout that converts both.
 
-    grid: Flower's    server: SecureAFL or any other of `sim.defenses`; its `clients` are the capacity
-    ttl: seconds a client has for its reply    patience: seconds without a round after which `run` gives up
-    turns: share of the other live nodes that must have rounds between two of the same node; 0: a reply never waits
-    watch: is told every event    checkpoint: a file, written every so many rounds and gone on from if it is there
+    grid: Flower's    server: SecureAFL or any other `Server`; its `clients` is the capacity
+    ttl: seconds that a client has for its reply    patience: seconds without a round after which `run` gives up
+    turns: share of the other live nodes that must have rounds between two rounds of one node; 0: a reply never waits
+    watch: called with every Event    checkpoint: a file; written every `every` rounds, and loaded if it exists
+    Events are also logged by `logging` as secureafl_ext.flower.loop, at the levels in events.LEVELS.
     """
 
     def __init__(
@@ -80,34 +66,34 @@ class Loop:
         self.path = None if checkpoint is None else Path(checkpoint)
         self.slots = Slots(server.clients)
         self.turns = Turns(turns, server.clients)
-        self.tally: dict[int | None, Counter[str]] = {}  # node -> how often what; None: all without a slot
+        self.tally: dict[int | None, Counter[str]] = {}  # node -> counts by kind; None: nodes without a slot
         self.open: dict[str, Sent] = {}  # by message id
-        self.answers: dict[int, Answer] = {}  # by node, the first to come first
-        self._pulled: list[Message] = []  # replies not yet looked at, the next one last
-        self._asked = -math.inf  # when they were asked for: what came by then is not late, however busy the server is
-        self._one_by_one = False  # whether replies are pulled so
-        self._waiting: set[int] = set()  # for a slot
+        self.answers: dict[int, Answer] = {}  # by node, in order of arrival
+        self._pulled: list[Message] = []  # replies not yet handled, the next one last
+        self._asked = -math.inf  # time of the last pull: a reply pulled then is not late, however busy the server is
+        self._inbox = Inbox()
+        self._waiting: set[int] = set()  # nodes that wait for a slot
         self._next_look = -math.inf
-        self._written = -1, None  # version, and its model as a record
+        self._written: tuple[int, ArrayRecord | None] = -1, None  # version, and its model as a record
         if self.path and self.path.exists():
             self.load()
 
     def run(self, updates: int) -> None:
-        """Until the server has done so many rounds in all."""
+        """Run until the server has done this many rounds in all."""
         last_round, pause = time.monotonic(), 0.0
         while self.server.version < updates:
             before = self.server.version
             now = time.monotonic()
             if now >= self._next_look:
-                self._look()
-                self._next_look = now + LOOK
+                self._update_nodes()
+                self._next_look = now + NODES_EVERY
             self._judge_due(updates)
             self._send_due()
             answered = self._receive(updates)
             if self.server.version > before:
                 last_round = time.monotonic()
             elif time.monotonic() - last_round > self.patience:
-                raise TimeoutError(self._impasse())
+                raise TimeoutError(self._stalled())
             pause = 0.0 if answered else min(LONGEST_PAUSE, 2 * pause + 1e-3)
             if pause:
                 time.sleep(pause)
@@ -121,9 +107,9 @@ class Loop:
     def totals(self) -> Counter[str]:
         return sum(self.tally.values(), Counter())
 
-    # Who is there, and who gets the model
+    # Nodes that join and leave, and messages to them
 
-    def _look(self) -> None:
+    def _update_nodes(self) -> None:
         nodes = list(self.grid.get_node_ids())
         for node in set(self.slots.present).difference(nodes):
             self._left(node)
@@ -137,7 +123,7 @@ class Loop:
         if given is None:
             if node not in self._waiting:
                 self._waiting.add(node)
-                self._tell("waiting", node, f"all {self.slots.capacity} slots are taken by nodes that are here")
+                self._record("waiting", node, f"all {self.slots.capacity} slots are taken by nodes that are present")
             return
         slot, lost = given
         if lost is not None:
@@ -145,11 +131,11 @@ class Loop:
             self.server.forget(slot)
         self._waiting.discard(node)
         self.turns.ready(node)
-        self._tell("joined", node, "" if lost is None else f"in the place of node {lost}, which is forgotten")
+        self._record("joined", node, "" if lost is None else f"takes the slot of node {lost}, which is forgotten")
 
     def _left(self, node: int, reason: str = "") -> None:
-        """Whatever it still sends is a reply to nothing: a message it had is not worth waiting for."""
-        self._tell("left", node, reason)
+        """Its open message is dropped: a later reply to it is ignored."""
+        self._record("left", node, reason)
         self.slots.leave(node)
         self.turns.left(node)
         self.answers.pop(node, None)
@@ -166,7 +152,7 @@ class Loop:
         config = ConfigRecord({"version": version, "lr": float(self.server.lr)})
         content = RecordDict({"arrays": self._written[1], "config": config})
         message = Message(content, node, MessageType.TRAIN, ttl=self.ttl)
-        # One at a time: of several, a grid may take some and not say which.
+        # One at a time: of several messages, a grid may take some and not say which.
         taken = [identifier for identifier in self.grid.push_messages([message]) if identifier]
         if taken:
             self.open[taken[0]] = Sent(node, version, self.server.model, time.monotonic() + self.ttl)
@@ -174,17 +160,17 @@ class Loop:
             self._failed("unsent", node)
 
     def _failed(self, kind: str, node: int, reason: str = "") -> None:
-        """Its message came to nothing: it is asked again, ever more rarely."""
-        self._tell(kind, node, reason)
+        """The node gave no usable reply. It is asked again after a pause that doubles each time."""
+        self._record(kind, node, reason)
         self.turns.failed(node, time.monotonic())
 
-    # What comes back
+    # Replies
 
     def _receive(self, updates: int) -> bool:
-        """Whether anything came."""
+        """Whether any reply arrived."""
         if self.open and not self._pulled:
             self._asked = time.monotonic()
-            self._pulled = sorted(self._pull(), key=replies.made_at, reverse=True)
+            self._pulled = self._pull()
         answered = bool(self._pulled)
         while self._pulled and self.server.version < updates:
             self._take(self._pulled.pop())
@@ -195,30 +181,18 @@ class Loop:
         return answered
 
     def _pull(self) -> list[Message]:
-        """Flower raises an error where a node has uploaded what it cannot unpack, and what it pulled with that is lost.
-        Once this has happened replies are pulled one by one: a node can then lose its own only."""
-        if not self._one_by_one:
-            try:
-                return list(self.grid.pull_messages(list(self.open)))
-            except Exception:
-                self.grid.get_node_ids()  # raises if it is the connection that fails, not a reply
-                self._one_by_one = True
-        pulled = []
-        for message in list(self.open):
-            try:
-                pulled += self.grid.pull_messages([message])
-            except Exception as problem:
-                self.grid.get_node_ids()
-                reason = f"Flower cannot unpack the reply: {type(problem).__name__}"
-                self._failed("garbage", self.open.pop(message).node, reason)
-        return pulled
+        """New replies, the oldest last."""
+        pulled, broken = self._inbox.pull(self.grid, list(self.open))
+        for message, reason in broken.items():
+            self._failed("garbage", self.open.pop(message).node, reason)
+        return sorted(pulled, key=replies.made_at, reverse=True)
 
     def _take(self, reply: Message) -> None:
-        # By the message it answers: a reply that Flower makes up itself has another node's id.
+        # Identified by the message it answers: a reply made by Flower itself has another node's id.
         message, sender = replies.answers(reply)
         sent = self.open.pop(message, None)
         if sent is None:
-            self._tell("twice", sender)
+            self._record("twice", sender)
         elif reply.has_error():
             kind, reason = replies.error(reply)
             if kind == "left":
@@ -234,7 +208,7 @@ class Loop:
                 self._failed("garbage", sent.node, str(problem))
 
     def _judge_due(self, updates: int) -> None:
-        """Each gets the new model before the next is judged."""
+        """Judge all replies whose turn it is. Each sender gets the new model before the next reply is judged."""
         while self.answers and self.server.version < updates:
             node = self.turns.first(self.answers, self.slots.present)
             if node is None:
@@ -243,12 +217,12 @@ class Loop:
             self._send_due()
 
     def _judge(self, answer: Answer) -> None:
-        """The update is gradient-like: `model - lr * update` of the model it was given is the client's own."""
+        """The update is (model sent - model returned) / lr: then `model - lr * update` is the client's model."""
         sent, before = answer.sent, self.server.version
         trained = answer.trained.to(sent.model.device)
         update = torch.sub(sent.model, trained, out=trained).div_(self.server.lr)
         if len(update) and not all(bound.isfinite() for bound in update.aminmax()):
-            # No round: otherwise a node would choose how often the server goes on without anything new.
+            # Not a round: otherwise a node could advance the version as often as it likes.
             self._failed("garbage", sent.node, "the update is not finite")
             return
         receipt = self.server.submit(self.slots.of[sent.node], update, sent.version)
@@ -257,40 +231,51 @@ class Loop:
             self.turns.had_round(sent.node)
         self.turns.ready(sent.node)
         judged = {"factor": float(receipt.factor), "staleness": receipt.staleness, "metrics": answer.metrics}
-        self._tell(kind, sent.node, receipt.reason, **judged)
+        self._record(kind, sent.node, receipt.reason, **judged)
         if self.path and kind != "stale" and self.server.version % self.every == 0:
             self.save()
 
-    def _tell(self, kind: str, node: int, reason: str = "", **judged: object) -> None:
+    def _record(self, kind: str, node: int, reason: str = "", **details: Any) -> None:
+        """Count an event, log it and pass it to `watch`. details: the other fields of Event"""
         slot = self.slots.of.get(node)
         self.tally.setdefault(None if slot is None else node, Counter())[kind] += 1
+        event = Event(kind, node, slot, self.server.version, replies.printable(reason), **details)
+        logger.log(LEVELS[kind], "%s: node %d, slot %s, version %d %s", kind, node, slot, event.version, event.reason)
         if self.watch:
-            self.watch(Event(kind, node, slot, self.server.version, replies.printable(reason), **judged))
+            self.watch(event)
 
-    def _impasse(self) -> str:
+    def _stalled(self) -> str:
         counts = ", ".join(f"{count} {kind}" for kind, count in self.totals().items()) or "nothing happened"
         messages = f"{len(self.open)} messages open, {len(self.answers)} replies wait"
-        seen = f"{len(self.slots.present)} nodes are here, {messages}; so far {counts}"
+        seen = f"{len(self.slots.present)} nodes are present, {messages}; so far {counts}"
         return f"Loop.run: no round for {self.patience:g} s at version {self.server.version}; {seen}"
 
-    # What a killed server goes on from
+    # Checkpoints
 
     def save(self) -> None:
-        """One file: the server, what is carried, who has which slot, what was counted. Open messages are not in it:
-        they belong to Flower's run, and a new run asks every client anew."""
-        server, slots = self.server.state_dict(), self.slots
-        state = saved.Saved(server, self.layout.carried, slots.of, list(slots.away), self.tally)
-        saved.write(self.path, state, self.layout)
+        """Write one file: the server's state, carried entries, slots and counts. Open messages are not in it: they
+        belong to Flower's run, and a new run asks every client anew."""
+        path, slots = self._checkpoint("Loop.save"), self.slots
+        state = saved.Saved(self.server.state_dict(), self.layout.carried, slots.of, list(slots.away), self.tally)
+        saved.write(path, state, self.layout)
+        logger.info("checkpoint %s written at version %d", path, self.server.version)
 
     def load(self) -> None:
-        """Go on from the file. Nothing changes if it does not fit."""
-        state = saved.read(self.path, self.layout, self.server.clients)
+        """Continue from the file. If it does not fit, nothing changes."""
+        path = self._checkpoint("Loop.load")
+        state = saved.read(path, self.layout, self.server.clients)
         try:
             self.server.load_state_dict(state.server)
         except Exception as problem:
-            raise ValueError(f"Loop.load: {self.path}: {problem}") from problem
+            raise ValueError(f"Loop.load: {path}: {problem}") from problem
         self.layout.carried.update(state.carried)
         self.slots.of = state.slots
-        # Until they are seen again, all are away; those that were, first.
+        # All nodes are away until they are seen again; those that were away before come first.
         self.slots.away = dict.fromkeys([*state.away, *state.slots])
         self.tally = state.tally
+        logger.info("continued from checkpoint %s at version %d", path, self.server.version)
+
+    def _checkpoint(self, caller: str) -> Path:
+        if self.path is None:
+            raise ValueError(f"{caller}: checkpoint must be the path of a file, got None")
+        return self.path

@@ -1,4 +1,4 @@
-"""What a client sends, read as untrusted input: bounded in size, printable, and never an error of the server's."""
+"""Replies of clients, read as untrusted input: bounded in size, printable, and never an error of the server."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .layout import GarbageError, Layout
 
-# Flower's error codes of messages that came to nothing; a code that is not here is the client's own failure.
+# Flower's error codes of messages without a reply. Any other code is the client's own failure.
 ERRORS = {3: "vanished", 4: "late", 5: "left"}
 LONGEST_TEXT = 500  # characters of a reason
 LONGEST_NAME = 100  # characters of a metric's name
@@ -16,14 +16,14 @@ MOST_NUMBERS = 1000  # in the metrics of one reply; a list counts as many as it 
 
 
 def answers(reply: Message) -> tuple[str, int]:
-    """(id of the message that it answers, id of its sender). In a deployment both are the sender's own words."""
+    """(id of the message that it answers, id of its sender). In a deployment the sender claims both."""
     about = reply.metadata
     message, node = about.reply_to_message_id, about.src_node_id
     return message if isinstance(message, str) else "", node if isinstance(node, int) else 0
 
 
 def made_at(reply: Message) -> float:
-    """By the sender's clock. What is no time comes last: NaN would upset the order of all others."""
+    """Time by the sender's clock; inf if it is no finite number: NaN would break the sorting of all replies."""
     at = reply.metadata.created_at
     return at if isinstance(at, float) and math.isfinite(at) else math.inf
 
@@ -44,12 +44,12 @@ def trained(reply: Message, layout: Layout) -> Tensor:
         return layout.read(records[0])
     except GarbageError:
         raise
-    except Exception as problem:  # there is no end to how a reply can be broken
+    except Exception as problem:  # a broken reply can raise any error
         raise GarbageError(f"the reply cannot be read: {type(problem).__name__}") from None
 
 
 def metrics(reply: Message) -> Mapping[str, int | float | list]:
-    """Numbers and lists of numbers by name, the first that fit the bounds. They are the client's word alone."""
+    """Numbers and lists of numbers by name, the first that fit the bounds. Reported by the client, not verified."""
     kept: dict[str, int | float | list] = {}
     room = MOST_NUMBERS
     entries = (
@@ -66,12 +66,12 @@ def metrics(reply: Message) -> Mapping[str, int | float | list]:
 
 
 def is_number(value: object) -> bool:
-    """That JSON and protobuf can hold: a longer integer cannot even be printed."""
+    """A number that JSON and protobuf can hold. Python refuses to print longer integers."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 def printable(text: str) -> str:
-    """One line of bounded length: nothing in it moves a terminal's cursor or begins another line of a log."""
+    """One line of bounded length: it cannot move a terminal's cursor or begin another line of a log."""
     if len(text) > LONGEST_TEXT:
         half = LONGEST_TEXT // 2 - 2
         text = f"{text[:half]} .. {text[-half:]}"

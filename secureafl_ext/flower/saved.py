@@ -1,4 +1,4 @@
-"""What a killed loop goes on from: one file, read as untrusted input. All of it is checked before anything changes."""
+"""The checkpoint of a loop: one file. It is read as untrusted input, and checked before anything changes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ LARGEST = 2**64  # node ids are below it, and so are counts
 @dataclass(frozen=True)
 class Saved:
     server: dict[str, Tensor | int]  # its state_dict
-    carried: dict[str, Tensor]  # by the layout
+    carried: dict[str, Tensor]  # of the layout
     slots: dict[int, int]  # node -> slot
-    away: list[int]  # nodes that have a slot and are not here, the first to leave first
-    tally: dict[int | None, Counter[str]]  # node -> how often what
+    away: list[int]  # absent nodes that have a slot, in the order in which they left
+    tally: dict[int | None, Counter[str]]  # node -> counts by kind
 
 
 def write(path: Path, saved: Saved, layout: Layout) -> None:
@@ -39,10 +39,12 @@ def write(path: Path, saved: Saved, layout: Layout) -> None:
 
 
 def read(path: Path, layout: Layout, clients: int) -> Saved:
-    """Refuses a file that does not fit a loop with this layout and so many clients. The server checks its own part."""
+    """Refuse a file that does not fit a loop with this layout and number of clients. The server checks its own part."""
     tensors, about = files.read(path)
-    if about.get("flower") != shapes(layout):
-        raise ValueError(f"Loop: {path} must be a checkpoint of a loop with this layout, got another file")
+    found = about.get("flower")
+    if found != shapes(layout):
+        got = "a file of SecureAFL.save" if found is None else f"the layout {found!r:.200}"
+        raise ValueError(f"Loop.load: {path} must be a checkpoint of a loop with this layout, got {got}")
     for field, type_ in FIELDS.items():
         need(isinstance(about.get(field), type_), path, field, f"a {type_.__name__}", about.get(field))
     slots = read_slots(path, about["slots"], clients)

@@ -1,20 +1,20 @@
-"""Which client number a node has. A server has room for so many clients; nodes come and go."""
+"""Slots: the client number of each node. A server has a fixed number of clients, and nodes come and go."""
 
 from collections.abc import Collection
 
 
 class Slots:
-    """A node keeps its slot when it leaves, so that the server knows it again, until a newcomer needs the place:
-    then the one that has been away longest loses it. While nobody is away, a newcomer waits.
+    """A node that leaves keeps its slot, so that the server recognizes it. When a new node needs a slot, the node that
+    has been away longest loses its own. If no node is away, the new node waits.
     """
 
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.of: dict[int, int] = {}  # node -> slot
-        self.away: dict[int, None] = {}  # nodes that left and still have a slot, the first to leave first
+        self.away: dict[int, None] = {}  # absent nodes that still have a slot, in the order in which they left
 
     def admit(self, node: int) -> tuple[int, int | None] | None:
-        """(its slot, the node that lost it), or None if there is no room. A node that comes back has its own."""
+        """(its slot, the node that lost it), or None if none is free. A node that comes back gets its own."""
         self.away.pop(node, None)
         if node in self.of:
             return self.of[node], None

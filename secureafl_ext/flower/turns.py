@@ -1,4 +1,4 @@
-"""Whose turn it is: a node that had a round waits for others to have theirs, one that failed waits for a while."""
+"""Turns: a node that had a round waits for rounds of others; a node that failed waits for some time."""
 
 import math
 from collections import Counter, deque
@@ -9,22 +9,21 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 60.0  # seconds before a node that failed is ask
 
 
 class Turns:
-    """Between two rounds of one node lie at least floor(share * (live - 1)) rounds of others.
+    """Between two rounds of one node there are at least floor(share * (live - 1)) rounds of others.
 
-    So a node that answers quickly has no more rounds than others let it have. Its reply waits, not its message: nodes
-    that are equally quick answer in turn anyway, and none of them is idle. A node is live unless its last message came
-    to nothing: one that hangs holds others up until its message has failed, and not for ever. At least one live node
-    is not among those of the last rounds. It waits for nobody, so the next round is its reply or another one.
+    This limits the rounds of a node that answers quickly. Its reply waits, not its message, so that no node is idle.
+    A node is live unless its last message failed. A node that hangs delays others until its message expires, not for
+    ever. No deadlock: at least one live node had none of the last rounds, and its reply never waits.
     """
 
     def __init__(self, share: float, capacity: int):
         self.share = share
-        self.to_ask: dict[int, float] = {}  # nodes that get the model next, and from when on
-        self._rounds: deque[int] = deque(maxlen=capacity)  # whose the last rounds were, the latest at the end
-        self._failures: Counter[int] = Counter()  # in a row, by node
+        self.to_ask: dict[int, float] = {}  # nodes that get the model next, and the earliest time
+        self._rounds: deque[int] = deque(maxlen=capacity)  # the nodes of the last rounds, the latest at the end
+        self._failures: Counter[int] = Counter()  # consecutive failures by node
 
     def ready(self, node: int) -> None:
-        """It has joined, or answered as it should."""
+        """The node has joined, or sent a usable reply."""
         self._failures.pop(node, None)
         self.to_ask[node] = -math.inf
 
@@ -34,7 +33,7 @@ class Turns:
         self.to_ask[node] = now + wait
 
     def left(self, node: int) -> None:
-        """Its rounds are still known: who leaves and comes back gains nothing."""
+        """Its rounds still count: a node gains nothing when it leaves and comes back."""
         self.to_ask.pop(node, None)
         self._failures.pop(node, None)
 
@@ -49,11 +48,11 @@ class Turns:
         self._rounds.append(node)
 
     def gap(self, present: Collection[int]) -> int:
-        """Rounds of others that must lie between two of the same node."""
+        """Rounds of others required between two rounds of one node."""
         live = sum(node not in self._failures for node in present)
         return max(0, math.floor(self.share * (live - 1)))
 
     def first(self, answered: Iterable[int], present: Collection[int]) -> int | None:
-        """The first of those that have answered whose turn it is."""
+        """The first node of `answered` whose turn it is."""
         recent = set(islice(reversed(self._rounds), self.gap(present)))
         return next((node for node in answered if node not in recent), None)

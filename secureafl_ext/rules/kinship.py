@@ -1,10 +1,10 @@
-"""Who pulls together: inner products of the clients' updates, averaged over time until the sampling noise is gone.
+"""rule="kinship": which clients send similar updates, averaged over time until the sampling noise is gone.
 
-One update of a client is mostly noise of its minibatch, in which any attack can hide. But the noise of different
-uploads is independent, so the mean of their inner products tends to that of the clients' mean updates. There clients
-of alike data form groups of about the same size, and attackers one that is larger, or turned against all others. Where
-all honest clients are alike, that is one group larger than any other: so groups are looked for once more among what
-is left of the mean updates without their geometric median.
+A single update is mostly minibatch noise, and any attack can hide in that. The noise of different uploads is
+independent, so the mean of their inner products tends to the inner product of the clients' mean updates. Among mean
+updates, clients with similar data form groups of about the same size. Attackers form a larger group, or oppose all
+others. If all honest clients are similar, they are themselves one large group; therefore groups are searched a second
+time after centering, that is, among the mean updates minus their geometric median.
 """
 
 import torch
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from .row_rules import median_of
 
-SPAN = 50  # meetings that the averages reach back, about
-KNOWN = 3  # meetings of a client before it is judged
-KIN = 0.5  # cosine between mean updates above which two clients are kin
-CROWD = 1.5  # times as many kin as the median client has: too many
-TURNED = -0.2  # cosine to the sum of all below which a client works against them
-# In squares of the median norm: what the lengths of two mean updates, multiplied, and those of one and of the sum are
-# at least taken for. A cosine of shorter ones would be one of noise.
-SHORT, SHORT_SUM = 0.1, 1.0
-SHORT_APART = 0.2  # the first of the two once the centre is taken off, which leaves more noise
-NEAR = 0.1  # distance to the centre, in median norms, below which a client counts no more for it
+SPAN = 50  # averaging window, in uploads
+KNOWN = 3  # uploads of a client that are compared before it is judged
+KIN = 0.5  # two clients are similar if the cosine of their mean updates is above this
+CROWD = 1.5  # a group is too large if it is this many times the median group
+TURNED = -0.2  # a client opposes the others if its cosine to their sum is below this
+# Floors for the cosine denominators, in (median norm)^2: the cosine of shorter vectors is noise.
+SHORT = 0.1  # |a| |b| of two mean updates
+SHORT_SUM = 1.0  # |a| |sum| of a mean update and the sum of all
+SHORT_CENTERED = 0.2  # as SHORT, after centering, which leaves more noise
+NEAR = 0.1  # floor for the distance to the center in a Weiszfeld step, in median norms
 
 
 class Kinship:
-    """means: (n, n) float64: products of the clients' updates, cut to the median of all lengths, in squares of that
-    median. On the diagonal those of consecutive uploads of one client: no noise is multiplied by itself.
-    met: (n) int64: how often each client has met the others, that is, uploads but for the first
-    centre: (n) float64: weights of the mean updates in their geometric median; zeros while nobody is known
+    """means: (n, n) float64, mean inner products of the clients' updates, clipped to the median norm of all and
+    divided by its square. The diagonal holds products of consecutive uploads of one client: their noise is independent.
+    met: (n) int64, uploads of each client that were compared: all but its first
+    centre: (n) float64, weights of the mean updates in their geometric median; zeros while no client is known
     """
 
     def __init__(self, clients: int, device: torch.device):
@@ -43,57 +43,57 @@ class Kinship:
         self.means[client] = self.means[:, client] = 0
         self.met[client] = self.centre[client] = 0
 
-    def meet(
-        self, client: Tensor, products: Tensor, length: Tensor, lengths: Tensor, usual: Tensor, when: Tensor
+    def update_similarity(
+        self, client: Tensor, products: Tensor, norm: Tensor, norms: Tensor, median_norm: Tensor, when: Tensor
     ) -> None:
-        """One upload of client (1) meets the last of everybody.
+        """Average the inner products of one upload of client (1) with the last upload of every client.
 
-        products, lengths: (n) with and of the last uploads, its own among them; 0 for clients that have none
-        length, usual: () of this upload, and the median of all    when: (1) bool, whether it counts
+        products, norms: (n) with and of the last uploads, its own included; 0 for clients without one
+        norm, median_norm: () of this upload, and the median of all    when: (1) bool, whether the upload counts
         """
-        cut = usual / torch.maximum(lengths, usual) * usual / torch.maximum(length, usual)
-        now = products * cut / usual.square()  # (n)
+        clip = median_norm / torch.maximum(norms, median_norm) * median_norm / torch.maximum(norm, median_norm)
+        now = products * clip / median_norm.square()  # (n)
         before, met = self.means.index_select(0, client)[0], self.met.index_select(0, client)
         share = 1 / (met + 1).clamp(max=SPAN).double()  # (1): a plain mean at first
-        counts = when & (lengths > 0) & now.isfinite()
+        counts = when & (norms > 0) & now.isfinite()
         after = torch.where(counts, torch.lerp(before, now, share), before)
         self.means.index_copy_(0, client, after[None]).index_copy_(1, client, after[:, None])
         self.met.index_copy_(0, client, met + counts.any())
 
     def past_probation(self, mask: Tensor) -> Tensor:
-        """(n) bool: those of mask that are known; all of mask until half of them are.
+        """(n) bool: the known clients of mask; all of mask until half of them are known.
 
-        Without this a client that is new, or was forgotten and came again, would count in full before it is judged.
+        Otherwise a client that is new, or was forgotten and came back, would count fully before it is judged.
         """
         known = mask & (self.met >= KNOWN)
         return torch.where(2 * known.sum() >= mask.sum(), known, mask)
 
     def kept(self, mask: Tensor) -> Tensor:
-        """(n) bool: those of mask who neither crowd nor turn against the rest."""
+        """(n) bool: the clients of mask that are in no group too large and do not oppose the others."""
         known = mask & (self.met >= KNOWN)
-        kin, kin_apart = self._kin(self.means, known, SHORT), self._kin(self.apart(), known, SHORT_APART)
-        kept = mask & ~(kin > CROWD * median_of(kin, mask))  # at least half of them
-        both = kept & ~(kin_apart > CROWD * median_of(kin_apart, mask))
+        group = self._group_sizes(self.means, known, SHORT)
+        centered_group = self._group_sizes(self.centered(), known, SHORT_CENTERED)
+        kept = mask & ~(group > CROWD * median_of(group, mask))  # at least half of them
+        both = kept & ~(centered_group > CROWD * median_of(centered_group, mask))
         kept = torch.where(2 * both.sum() >= mask.sum(), both, kept)  # attackers are fewer than half
-        lengths = self.means.diagonal().clamp(min=0).sqrt()  # (n) of the mean updates
-        pull = self.means @ kept.double()  # (n): along the sum of the kept
-        length = (pull @ kept.double()).clamp(min=0).sqrt()  # () of that sum
-        return kept & ~(known & (pull < TURNED * (lengths * length).clamp(min=SHORT_SUM)))
+        norms = self.means.diagonal().clamp(min=0).sqrt()  # (n) of the mean updates
+        along = self.means @ kept.double()  # (n): products with the sum of the kept
+        norm = (along @ kept.double()).clamp(min=0).sqrt()  # () of that sum
+        return kept & ~(known & (along < TURNED * (norms * norm).clamp(min=SHORT_SUM)))
 
-    def apart(self) -> Tensor:
-        """(n, n): as `means`, of the mean updates without the centre."""
-        reach = self.means @ self.centre  # (n)
-        return self.means - reach[:, None] - reach + self.centre @ reach
+    def centered(self) -> Tensor:
+        """(n, n): as `means`, of the mean updates minus their geometric median."""
+        along = self.means @ self.centre  # (n)
+        return self.means - along[:, None] - along + self.centre @ along
 
-    def settle(self, when: Tensor) -> None:
-        """The centre a step on towards the geometric median (Weiszfeld's), if `when` () is true; a round moves it no
-        further than that."""
-        distance = self.apart().diagonal().clamp(min=0).sqrt()
+    def update_center(self, when: Tensor) -> None:
+        """One Weiszfeld step towards the geometric median if `when` () is true. A round never moves it further."""
+        distance = self.centered().diagonal().clamp(min=0).sqrt()
         weights = (self.met >= KNOWN) / distance.clamp(min=NEAR)
         self.centre.copy_(torch.where(when, weights / weights.sum().clamp(min=1e-300), self.centre))
 
-    def _kin(self, products: Tensor, known: Tensor, short: float) -> Tensor:
-        """(n) float64: how many each one pulls together with, itself among them."""
-        lengths = products.diagonal().clamp(min=0).sqrt()
-        alike = products > KIN * (lengths[:, None] * lengths).clamp(min=short)
+    def _group_sizes(self, products: Tensor, known: Tensor, floor: float) -> Tensor:
+        """(n) float64: the number of known clients that are similar to each one, itself included."""
+        norms = products.diagonal().clamp(min=0).sqrt()
+        alike = products > KIN * (norms[:, None] * norms).clamp(min=floor)
         return 1.0 + (alike & known[:, None] & known).fill_diagonal_(False).sum(1).double()

@@ -1,9 +1,9 @@
-"""Robust rules that weigh whole rows. Each sees only the rows' inner products, for its result is a sum of the rows.
+"""Row-wise rules: each weighs whole rows by their inner products alone. The aggregate is the weighted sum of the rows.
 
-gram: (r, r) float64 inner products of the rows    mask: (r) bool, who takes part    config: the rule's settings
-returns: (r) float64 weights, zero where mask is false; any finite numbers if it is false everywhere
-centered_clip has one row more, its centre: the last of gram and of the weights, not in mask.
-How many take part is known to the device alone, so counts are tensors and nobody waits for them.
+gram: (r, r) float64 inner products of the rows    mask: (r) bool, rows that take part    config: the settings
+returns: (r) float64 weights, zero where mask is false; any finite numbers if mask is false everywhere
+centered_clip has one row more, its center: the last of gram and of the weights, not in mask.
+Only the device knows how many rows take part: counts are tensors, and no rule waits for them.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..config import Config
 
-POWER_STEPS = 32  # of spectral: a second direction of 80 % the strength is then down to a thousandth
+MAX_SQUARE = 1e300  # a row with a larger square takes no part: sums of such squares would overflow
+POWER_STEPS = 32  # of spectral: a second eigenvalue of 80 % of the first is then damped to a thousandth
 WEISZFELD_STEPS = 8
-SMOOTHING = 1e-6  # of geometric_median, in median norms: no row counts as nearer than this
+SMOOTHING = 1e-6  # of geometric_median: floor for the distance to a row, in median norms
 
 
 def mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
@@ -23,36 +24,36 @@ def mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
 
 
 def clipped_mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
-    """Of the rows, cut to their median norm."""
+    """Mean of the rows, clipped to their median norm."""
     return mean(gram, mask, config) * _clip(gram, mask)
 
 
 def centered_clip(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     """v <- v + mean of (row - v) min(1, radius / |row - v|), from the last aggregate (Karimireddy et al. 2021).
 
-    Without a radius it is the median distance to v, taken anew in every iteration.
+    Without a radius, each iteration uses the median distance to v.
     """
     n = len(mask)
     weights = (_numbers(gram) == n).to(gram.dtype)
     for _ in range(config.iterations):
         distance = _distances(gram, weights)[:n]
         radius = median_of(distance, mask) if config.radius is None else config.radius
-        pull = shorten(distance, radius) * mean(gram, mask, config)  # (n)
+        pull = clip_to(distance, radius) * mean(gram, mask, config)  # (n)
         weights = weights * (1 - pull.sum()) + torch.nn.functional.pad(pull, (0, 1))
     return weights
 
 
 def spectral(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
-    """Mean of the rows, clipped to the median norm, without the share `remove` of them that reaches farthest along
-    the top singular direction of the centred stack (after DnC, Shejwalkar and Houmansadr 2021)."""
+    """Mean of the rows, clipped to the median norm, without the share `remove` of them with the largest projection on
+    the top singular direction of the centered rows (after DnC, Shejwalkar and Houmansadr 2021)."""
     scale, share = _clip(gram, mask), mean(gram, mask, config)
     clipped = gram * scale[:, None] * scale
     reach = clipped @ share  # (r): products with the mean of the clipped rows
     centred = torch.where(mask[:, None] & mask, clipped - reach[:, None] - reach + share @ reach, 0)
     trace = centred.trace()
-    # So scaled, its top eigenvalue lies between 1/r and 1, and no step needs a norm.
+    # Scaled so, the top eigenvalue lies between 1/r and 1, and no step needs to normalize.
     centred = centred / torch.where(trace > 0, trace, 1)
-    # No constant start, which centring maps to zero; no row of the stack, which an attacker could choose.
+    # The start is not constant (centering maps that to zero), and not a row (an attacker could choose it).
     along = (1 + _numbers(gram)).to(gram.dtype).cos()
     for _ in range(POWER_STEPS):
         along = centred @ along
@@ -65,15 +66,15 @@ def spectral(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
 def krum(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     """The row with the least sum of squared distances to its count - f - 2 nearest (Blanchard et al. 2017).
 
-    f is the share `remove` of the rows. One neighbour at least is looked at; of equal rows the first is taken.
+    f is the share `remove` of the rows. At least one neighbor counts; of equal rows the first is taken.
     """
     norms = gram.diagonal()
-    squares = (norms[:, None] + norms - (gram + gram.T)).clamp(min=0)  # alike both ways, so that ties are ties
+    squares = (norms[:, None] + norms - (gram + gram.T)).clamp(min=0)  # symmetric, so that ties are ties
     others = mask & ~torch.eye(len(mask), dtype=torch.bool, device=mask.device)
     nearest = torch.where(others, squares, torch.inf).sort(1).values
-    looked_at = (mask.sum() - _removed(mask, config) - 2).clamp(min=1)
-    looked_at = (_numbers(gram) < looked_at) & nearest.isfinite()  # a lone row has none
-    score = torch.where(looked_at, nearest, 0).sum(1)
+    neighbors = (mask.sum() - _removed(mask, config) - 2).clamp(min=1)
+    counted = (_numbers(gram) < neighbors) & nearest.isfinite()  # a lone row has none
+    score = torch.where(counted, nearest, 0).sum(1)
     chosen = torch.where(mask, score, torch.inf).argmin()
     return (mask & (_numbers(gram) == chosen)).to(gram.dtype)
 
@@ -81,8 +82,8 @@ def krum(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
 def geometric_median(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     """The point of least summed distance, by smoothed Weiszfeld steps (Pillutla et al. 2022).
 
-    From the mean of the rows clipped to their median norm: the plain mean an attacker puts anywhere, too far for
-    so few steps.
+    It starts from the mean of the rows clipped to their median norm. An attacker can move the plain mean too far away
+    for so few steps.
     """
     weights = clipped_mean(gram, mask, config)
     least = (SMOOTHING * median_of(_norms(gram), mask)).clamp(min=1e-100)
@@ -98,15 +99,15 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
     "spectral": spectral,
     "krum": krum,
     "geometric_median": geometric_median,
-    "kinship": mean,  # of those whom kinship.py has left in mask; rowwise.py cuts them
+    "kinship": mean,  # of the rows that kinship.py kept in mask; engines/row_wise.py clips them
 }
 
 
 def bucketed(mask: Tensor, draw: Tensor, size: int) -> Tensor:
-    """(b, r) float64: what turns rows into means of buckets of `size` rows each, dealt anew for every draw () int64.
+    """(b, r) float64: the matrix that averages random buckets of `size` rows each; a new draw () int64 shuffles anew.
 
-    Rows that take part fill the first buckets, of which the last may be smaller; the other buckets are zero.
-    The order is that of a hash of draw and row: a generator would deal the same way at every replay of a CUDA graph.
+    Rows that take part fill the first buckets; the last of these may be smaller, and the other buckets are zero.
+    A hash of draw and row gives the order: a generator would repeat itself at every replay of a CUDA graph.
     """
     keys = torch.where(mask, _hash((_hash(draw) + _numbers(mask)) & 0xFFFFFFFF), 1 << 32)
     buckets = torch.arange(-(-len(mask) // size), device=mask.device)
@@ -115,7 +116,7 @@ def bucketed(mask: Tensor, draw: Tensor, size: int) -> Tensor:
 
 
 def _hash(x: Tensor) -> Tensor:
-    """A bijection of the 32-bit numbers, held in int64: no product overflows, and no two rows share a key."""
+    """A bijection of 32-bit numbers, in int64: no product overflows, and no two rows share a key."""
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
     return x ^ (x >> 16)
@@ -126,7 +127,7 @@ def _numbers(rows: Tensor) -> Tensor:
 
 
 def _ranks(order: Tensor) -> Tensor:
-    """(r): the place of every row in an order of them."""
+    """(r): the rank of every row in a given order."""
     return torch.empty_like(order).scatter_(0, order, _numbers(order))
 
 
@@ -144,24 +145,29 @@ def _norms(gram: Tensor) -> Tensor:
 
 
 def _distances(gram: Tensor, weights: Tensor) -> Tensor:
-    """(r): of every row to the point that the weights make of all."""
+    """(r): the distance of every row to the weighted sum of all rows."""
     reach = gram @ weights
     return (gram.diagonal() - 2 * reach + weights @ reach).clamp(min=0).sqrt()
 
 
 def _clip(gram: Tensor, mask: Tensor) -> Tensor:
-    """(r): what cuts every row to the median norm."""
+    """(r): factors that clip every row to the median norm."""
     norms = _norms(gram)
-    return shorten(norms, median_of(norms, mask))
+    return clip_to(norms, median_of(norms, mask))
 
 
-def shorten(lengths: Tensor, most: Tensor | float) -> Tensor:
-    """What to multiply vectors with so that none is longer than `most`, which may be 0 or inf."""
-    return torch.where(lengths > most, most / lengths, 1)
+def clip_to(norms: Tensor, bound: Tensor | float) -> Tensor:
+    """Factors that clip vectors of these norms to `bound`, which may be 0 or inf."""
+    return torch.where(norms > bound, bound / norms, 1)
 
 
 def median_of(values: Tensor, mask: Tensor) -> Tensor:
-    """() of the values (r) that mask keeps; the mean of the two middle ones of an even count."""
+    """() median of the values (r) that mask keeps; the mean of the two middle ones of an even count."""
     count = mask.sum()
     middle = torch.stack([(count - 1).clamp(min=0) // 2, count // 2])
     return torch.where(mask, values, torch.inf).sort().values.gather(0, middle).mean()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """(n) float64"""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

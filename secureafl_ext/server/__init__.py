@@ -1,4 +1,4 @@
-"""The server: `SecureAFL` takes one client's update at a time; `Server` is what any defense offers a loop."""
+"""The server: `SecureAFL` takes one client's update at a time. `Server` is the interface of every defense."""
 
 from .protocol import Server
 from .receipt import Receipt

@@ -1,4 +1,4 @@
-"""What a loop needs of a server: SecureAFL has it, and so has every defense of the simulator."""
+"""Server: the interface that a training loop needs. SecureAFL and every defense of the simulator implement it."""
 
 from typing import Protocol
 

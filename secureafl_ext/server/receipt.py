@@ -1,4 +1,4 @@
-"""What a submission gets."""
+"""Receipt: the result of one submission."""
 
 from dataclasses import dataclass
 
@@ -10,28 +10,30 @@ from ..config import REASONS
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of one submission. `accepted` and `factor` live on the device until somebody reads them."""
+    """The result of one submission. `accepted` and `factor` stay on the device until they are read."""
 
     accepted: Tensor  # () bool
-    factor: Tensor  # () float64; NaN where none is defined
-    staleness: int | None  # rounds between the model the update was computed on and this one; None if enqueued
+    factor: Tensor  # () float64; NaN if it is not defined
+    staleness: int | None  # rounds between the model that the update was computed on and this one; None if enqueued
     version: int  # of the server, after this submission
-    _reason: Tensor | str
-    _words: tuple[str, ...] = REASONS  # what a _reason on the device counts in
+    _reason: Tensor | str  # a text, or an index into _reasons on the device
+    _reasons: tuple[str, ...] = REASONS
 
     @property
     def reason(self) -> str:
-        return self._reason if isinstance(self._reason, str) else self._words[int(self._reason)]
+        return self._reason if isinstance(self._reason, str) else self._reasons[int(self._reason)]
 
 
-def stale(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
-    """What a submission gets whose model is no longer kept."""
+def stale_receipt(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
+    """For an update on a model version that is no longer kept."""
     kept = f"the server keeps {newest - max_staleness} to {newest}"
     return _refused(newest - version, newest, f"stale: version {version}, {kept}", device)
 
 
-def too_soon(client: int, since: int, spacing: int, staleness: int, newest: int, device: torch.device) -> Receipt:
-    """What a submission gets before its client's turn."""
+def too_soon_receipt(
+    client: int, since: int, spacing: int, staleness: int, newest: int, device: torch.device
+) -> Receipt:
+    """For an update that arrives before the client's turn."""
     reason = f"too soon: {since} rounds of others since the last one of client {client}, spacing is {spacing}"
     return _refused(staleness, newest, reason, device)
 

@@ -1,0 +1,207 @@
+"""Rules that a user or an installed package registers."""
+
+import warnings
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from states import identical
+
+from secureafl_ext import SecureAFL, entry_points
+from secureafl_ext.config import CHECKS, RULES, Config, one_of
+from secureafl_ext.rules import register_rule
+from secureafl_ext.rules.row_rules import WEIGHTS, mean
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """Whatever a test registers is gone after it, and plug-ins are loaded anew."""
+    monkeypatch.setattr(entry_points, "_loaded", set())
+    rules, weights = dict(RULES), dict(WEIGHTS)
+    yield
+    for table, before in ((RULES, rules), (WEIGHTS, weights)):
+        table.clear()
+        table.update(before)
+    CHECKS["rule"] = one_of(RULES)
+
+
+def shortest(gram, mask, config):
+    """All weight on the shortest update."""
+    norms = gram.diagonal().masked_fill(~mask, torch.inf)
+    return torch.zeros_like(norms).index_fill(0, norms.argmin(), 1.0) * mask
+
+
+def make(device="cpu", **settings):
+    settings = {"lr": 1.0, "memory": 0, "filter": False, "max_norm": 1e9, "max_staleness": 50, **settings}
+    return SecureAFL(torch.zeros(5, device=device), 3, **settings)
+
+
+def test_a_registered_rule_decides_the_step(device):
+    register_rule("shortest", shortest)
+    server = make(device, rule="shortest")
+    for client, length in ((0, 3.0), (1, 1.0), (2, 2.0)):
+        server.submit(client, torch.full((5,), length, device=device), server.version)
+    # the steps: -3 (alone), then -1 twice: that of client 1 is the shortest
+    assert server.model.tolist() == [-5.0] * 5
+
+
+@pytest.mark.parametrize("settings", [{}, {"buckets": 2}, {"memory": 2}], ids=str)
+def test_a_registered_mean_is_the_mean_of_a_built_in_row_wise_one(settings):
+    """A copy of a built-in function gives the same bits as the built-in rule, with buckets and corrections too."""
+    register_rule("copy_of_krum", WEIGHTS["krum"])
+    random = torch.Generator().manual_seed(3)
+    one, other = (make(rule=rule, **settings) for rule in ("copy_of_krum", "krum"))
+    for k in range(12):
+        update = torch.randn(5, generator=random)
+        for server in (one, other):
+            server.submit(k % 3, update, server.version)
+    identical(one, other)
+
+
+def test_the_function_gets_the_settings():
+    seen = []
+    register_rule("looks", lambda gram, mask, config: seen.append(config) or mean(gram, mask, config))
+    server = make(rule="looks", remove=0.125)
+    server.submit(0, torch.ones(5), 0)
+    assert seen and all(config == server.config and config.remove == 0.125 for config in seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("krum", mean), "name must be new, got 'krum', which is built in"),
+        (("median", mean), "name must be new, got 'median', which is built in"),
+        (("mine", mean), "name must be new, got 'mine', which is registered already"),
+        (("Best Rule", mean), "name must be 1 to 40 of a-z, 0-9 and _, a letter first, got 'Best Rule'"),
+        (("a" * 41, mean), f"name must be 1 to 40 of a-z, 0-9 and _, a letter first, got '{'a' * 41}'"),
+        ((7, mean), "name must be 1 to 40 of a-z, 0-9 and _, a letter first, got 7"),
+        (("new", "mean"), "weights must be a function (gram, mask, config), got 'mean'"),
+        (("new", None), "weights must be a function (gram, mask, config), got None"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(arguments, words):
+    register_rule("mine", mean)
+    before = dict(RULES), dict(WEIGHTS)
+    with pytest.raises(ValueError) as refusal:
+        register_rule(*arguments)
+    assert str(refusal.value) == f"register_rule: {words}"
+    assert before == (RULES, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (lambda gram, mask, config: gram, r"must return weights \(r\) float64, got \(3, 3\) float64"),
+        (lambda gram, mask, config: mask.float(), r"must return weights \(r\) float64, got \(3,\) float32"),
+        (lambda gram, mask, config: [1, 1, 0], r"must return weights \(r\) float64, got list"),
+        (lambda gram, mask, config: torch.ones(3).double(), r"0 where mask is false, got \[1.0, 1.0, 1.0\]"),
+        (lambda gram, mask, config: mask / 0 * mask.double(), "must return finite weights"),
+    ],
+)
+def test_a_function_that_returns_no_weights_is_found_when_the_server_is_made(weights, words):
+    register_rule("wrong", weights)
+    with pytest.raises(ValueError, match=f"SecureAFL: rule='wrong' .*{words}|SecureAFL: rule='wrong' {words}"):
+        make(rule="wrong")
+
+
+def test_an_unknown_rule_lists_the_registered_ones():
+    register_rule("mine", mean)
+    with pytest.raises(ValueError, match=r"rule must be one of median, .*, kinship, mine, got 'yours'"):
+        make(rule="yours")
+
+
+def test_a_checkpoint_loads_only_where_its_rule_is_registered(tmp_path):
+    register_rule("shortest", shortest)
+    server = make(rule="shortest")
+    server.submit(0, torch.ones(5), 0)
+    server.save(tmp_path / "server")
+    again = SecureAFL.load(tmp_path / "server")
+    identical(server, again)
+    for table in (RULES, WEIGHTS):
+        del table["shortest"]
+    CHECKS["rule"] = one_of(RULES)
+    words = (
+        r"SecureAFL\.load: the server has rule='shortest', which is not registered here; install its package or call"
+    )
+    with pytest.raises(ValueError, match=words):
+        SecureAFL.load(tmp_path / "server")
+
+
+def test_a_process_group_does_not_support_it(ranks):
+    assert ranks.run(1, refused) == ["SecureAFL: process_group does not support rule='mine'"]
+
+
+def refused(group):
+    register_rule("mine", mean)
+    with pytest.raises(ValueError) as refusal:
+        SecureAFL(torch.zeros(4), 3, rule="mine", process_group=group)
+    for table in (RULES, WEIGHTS):
+        del table["mine"]
+    CHECKS["rule"] = one_of(RULES)
+    return str(refusal.value)
+
+
+def installed(folder: Path, monkeypatch, source: str, points: dict[str, str]) -> None:
+    """A package `plugged` on sys.path with these entry points, as pip would leave it."""
+    (folder / "plugged.py").write_text(source)
+    about = folder / "plugged-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (about / "entry_points.txt").write_text("\n".join(["[secureafl.rules]", *lines, ""]))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(__import__("sys").modules, "plugged", raising=False)
+
+
+SOURCE = """
+from secureafl_ext.rules import register_rule
+from secureafl_ext.rules.row_rules import mean
+calls = []
+
+def register():
+    calls.append(1)
+    register_rule("plugged_in", mean)
+
+def broken():
+    raise OSError("no such disk")
+
+number = 7
+"""
+
+
+def test_an_installed_package_is_found_and_called_once(tmp_path, monkeypatch):
+    installed(tmp_path, monkeypatch, SOURCE, {"good": "plugged:register"})
+    assert make(rule="median").config.rule == "median" and "plugged_in" not in RULES  # not loaded before it is needed
+    for _ in range(2):
+        assert make(rule="plugged_in").config.row_wise
+        with pytest.raises(ValueError, match="kinship, plugged_in, got 'other'"):
+            Config(rule="other")
+    assert __import__("plugged").calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ("plugged:broken", r"\(secureafl.rules: plugged:broken\) failed: OSError: no such disk"),
+        ("plugged:absent", r"\(secureafl.rules: plugged:absent\) failed: AttributeError"),
+        ("not_there:register", r"\(secureafl.rules: not_there:register\) failed: ModuleNotFoundError"),
+        ("plugged:number", r"failed: TypeError: the entry point must name a function, got 7"),
+    ],
+)
+def test_a_broken_package_gives_a_warning_that_names_it_and_breaks_nothing(tmp_path, monkeypatch, point, words):
+    installed(tmp_path, monkeypatch, SOURCE, {"bad": point, "good": "plugged:register"})
+    with pytest.warns(RuntimeWarning, match=f"plug-in 'bad' of package 'plugged' .*{words}|package 'plugged' {words}"):
+        assert make(rule="plugged_in").config.rule == "plugged_in"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="rule must be one of"):
+            make(rule="other")  # said once
+
+
+def test_the_group_is_the_documented_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: asked.append(group) or metadata.EntryPoints())
+    with pytest.raises(ValueError, match="rule must be one of"):
+        Config(rule="other")
+    assert asked == ["secureafl.rules"]

@@ -1,0 +1,61 @@
+"""Engine: the interface between the server and the object that does its rounds."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..rules.kinship import Kinship
+
+Outcome = tuple[Tensor, Tensor, Tensor]  # accepted () bool, factor () float64 or NaN, index of the reason () int64
+
+
+class Engine(Protocol):
+    """The history of all clients, and one round after the other on it. Nothing waits for the device.
+
+    factors, recorded: Q, the Lipschitz factors that the filter compares with (quantile.py)
+    counts: (5) int64, in the order of config.COUNTS
+    """
+
+    factors: Tensor
+    recorded: Tensor
+    counts: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """(n or more) bool: clients with a history."""
+
+    @property
+    def kinship(self) -> Kinship | None:
+        """The similarity of clients, with rule="kinship"."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `round` takes the client as a tensor, so that a CUDA graph can capture it."""
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        """Judge the update, estimate, aggregate, store, step: models[new] = models[now] - lr * aggregate.
+
+        client: a number, or (1) int64 if capturable    update, trained_on: (d)    models: (rows, d)
+        """
+
+    def estimates(self, model: Tensor) -> Tensor:
+        """(n, d): the update that every client would send at this model; zeros for clients without a history."""
+
+    def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        """The last update of client (1) int64, and the model that it was computed on, (d) each."""
+
+    def number_of(self, client: int) -> Tensor:
+        """The client's number as a tensor (1) int64 on the device."""
+
+    def forget(self, client: int) -> None:
+        """Erase everything that belongs to this client alone."""
+
+    def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Copies of all tensors by name (checkpoint/state.py), on `device`."""
+
+    def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
+        """Continue from a checked state; `model` is the current one."""

@@ -1,0 +1,142 @@
+"""Ranks: the processes that share a server, and the message with which they agree on every call."""
+
+import zlib
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Collective calls. "refuse" is sent by a rank whose call raised an error before it changed anything.
+CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse")
+REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
+SLICED = ("models", "last_updates", "last_models", "dw", "dg")  # tensors of a state that are split over the ranks
+
+
+def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Begin and end of a rank's slice. Slices are contiguous, and their lengths differ by at most 1."""
+    each, more = divmod(size, ranks)
+    begin = rank * each + min(rank, more)
+    return begin, begin + each + (rank < more)
+
+
+def shard(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
+    """This rank's slice of a tensor (.., d) that every rank has whole: a view."""
+    begin, end = bounds(tensor.shape[-1], dist.get_rank(process_group), dist.get_world_size(process_group))
+    return tensor[..., begin:end]
+
+
+def gather(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
+    """The whole tensor (.., d) from the slices of all ranks, on every rank. Collective."""
+    widths = torch.zeros(dist.get_world_size(process_group), dtype=torch.int64, device=tensor.device)
+    widths[dist.get_rank(process_group)] = tensor.shape[-1]
+    dist.all_reduce(widths, group=process_group)
+    lengths: list[int] = widths.tolist()
+    padded = torch.nn.functional.pad(tensor.detach(), (0, max(lengths) - tensor.shape[-1])).contiguous()
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=process_group)
+    return torch.cat([part[..., :length] for part, length in zip(parts, lengths, strict=True)], -1)
+
+
+def checksum(state: Mapping[str, Tensor], numbers: Mapping[str, int]) -> int:
+    """CRC of the parts of a state that are the same on all ranks: names, numbers, and tensors that are not split."""
+    total = zlib.crc32(repr((sorted(state), numbers)).encode())
+    for name in sorted(set(state) - set(SLICED)):
+        total = zlib.crc32(state[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
+    return total
+
+
+class Ranks:
+    """The processes of a group, and their one kind of message: an all-reduced vector.
+
+    Its first part has a place for every rank, where that rank alone writes its report; the second part holds sums. So
+    all ranks know that they agree before any of them changes its state, and an error on one rank is an error on all.
+    """
+
+    def __init__(self, process_group: "dist.ProcessGroup", device: torch.device | None):
+        if not isinstance(process_group, dist.ProcessGroup):
+            got = type(process_group).__name__
+            raise ValueError(f"SecureAFL: process_group must be a group that this process is a member of, got {got}")
+        backend_device = "cuda" if dist.get_backend(process_group) == "nccl" else "cpu"
+        self.group, self.device = process_group, device or torch.device(backend_device)
+        self.rank, self.count = dist.get_rank(process_group), dist.get_world_size(process_group)
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Of this rank's slice."""
+        return bounds(size, self.rank, self.count)
+
+    def agree(self, call: str, facts: Mapping[str, int], sums: Tensor) -> Tensor:
+        """The sums over all ranks; an error unless all make this call with these facts."""
+        reports, sums = self._exchange([CALLS.index(call), *facts.values()], sums)
+        caller, unchanged = f"SecureAFL.{call}" if call != "SecureAFL" else call, "nothing has changed on any rank"
+        failed = [rank for rank, (made, *_) in enumerate(reports) if CALLS[made] == "refuse"]
+        if failed:
+            raise ValueError(f"{caller}: rank {failed[0]} raised an error, see its own message; {unchanged}")
+        for place, name in enumerate(("call", *facts)):
+            column = [numbers[place] for numbers in reports]
+            if len(set(column)) > 1:
+                values = [CALLS[number] for number in column] if place == 0 else column
+                got = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                raise ValueError(f"{caller}: {name} must be the same on all ranks, got {got}; {unchanged}")
+        return sums
+
+    def refuse(self, width: int) -> None:
+        """Report an error to the peers, which wait for a message with `width` sums."""
+        self._exchange([CALLS.index("refuse")], self.zeros(width))
+
+    def agree_on_start(self, settings: object, size: int) -> None:
+        """An error unless all ranks have the same settings and the slices that `shard` gives."""
+        own = self.zeros(self.count)
+        own[self.rank] = size
+        sizes = self.agree("SecureAFL", {"settings": zlib.crc32(repr(settings).encode())}, own).long().tolist()
+        edges = [bounds(sum(sizes), rank, self.count) for rank in range(self.count)]
+        expected = [end - begin for begin, end in edges]
+        if sizes != expected:
+            slices = f"the slices of {sum(sizes)} coordinates that shard gives, {expected} on the ranks"
+            raise ValueError(f"SecureAFL: model must be {slices}, got {sizes}")
+
+    def zeros(self, width: int) -> Tensor:
+        return torch.zeros(width, dtype=torch.float64, device=self.device)
+
+    def _exchange(self, numbers: list[int], sums: Tensor) -> tuple[list[list[int]], Tensor]:
+        """(the report of each rank, the sums over all ranks)"""
+        places = torch.zeros(self.count, REPORT, dtype=torch.float64)  # exact up to 2^53
+        places[self.rank, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        message = torch.cat([places.flatten().to(self.device), sums])
+        try:
+            dist.all_reduce(message, group=self.group)
+            flat: list[int] = message[: places.numel()].long().tolist()  # waits for the device: no rank runs ahead
+        except RuntimeError as error:
+            cause = "a message between the ranks failed: one of them has ended, hangs or makes another call"
+            raise RuntimeError(f"SecureAFL: {cause}; end all of them and load the last checkpoint") from error
+        return [flat[i : i + REPORT] for i in range(0, len(flat), REPORT)], message[places.numel() :]
+
+
+def ranks_of(process_group: "dist.ProcessGroup | None", device: torch.device | None) -> Ranks | None:
+    return None if process_group is None else Ranks(process_group, device)
+
+
+class NotifyPeers:
+    """Context manager: on an error, notify the peers so that they do not hang, then re-raise.
+
+    width: sums in the message that the peers wait for    Without ranks it does nothing.
+    """
+
+    def __init__(self, ranks: Ranks | None, width: int = 0):
+        self.ranks, self.width = ranks, width
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind and issubclass(kind, Exception):
+            self.notify()
+
+    def notify(self) -> None:
+        if self.ranks:
+            self.ranks.refuse(self.width)
+
+
+def notify_at_start(ranks: Ranks | None) -> NotifyPeers:
+    """For the time before `agree_on_start`, whose message has one sum per rank."""
+    return NotifyPeers(ranks, ranks.count if ranks else 0)

@@ -1,0 +1,108 @@
+"""CheckpointedServer: the state of a server, as a dict and as files."""
+
+import logging
+import os
+import secrets
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import files
+from ..checkpoint import state as states
+from ..engines.ranks import SLICED, Ranks, checksum
+from ..engines.sharded import UPDATE_SUMS, Sharded
+from ..validation import name_of
+from .core import ServerCore
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointedServer(ServerCore):
+    """Base of SecureAFL: saves and restores what ServerCore holds."""
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device."""
+        with self._ordered():
+            self._agree("state_dict", {"version": self.version})
+            return {**self._tensors(None), **self._numbers()}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
+        """Continue from the state of a server with the same settings. If the state does not fit, nothing changes."""
+        with self._ordered():
+            with self._notify_peers:
+                caller, size = "SecureAFL.load_state_dict", self._models.shape[1]
+                tensors, numbers = states.check(caller, state, self.config, self.clients, size)
+                shared = {"what ranks share": checksum(tensors, numbers)} if self._sharded else {}
+            self._agree("load_state_dict", {"version": numbers["version"], **shared})
+            self._models.copy_(tensors["models"])
+            self.version, self._stale, self._too_soon = (numbers[name] for name in states.NUMBERS)
+            self._turns = tensors["turns"].tolist()
+            self._engine.load(tensors, self._models[self.version % len(self._models)])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a checkpoint (safetensors and JSON). An older file stays until the new one is complete."""
+        if self._sharded:
+            with self._lock:
+                save_sharded(self._sharded, Path(path), self.version, self._described)
+        else:
+            files.write(path, *self._described())
+        logger.info("checkpoint %s written at version %d", path, self.version)
+
+    def _tensors(self, device: torch.device | None) -> dict[str, Tensor]:
+        tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
+        return {**tensors, "turns": torch.tensor(self._turns, device=device or self._models.device)}
+
+    def _numbers(self) -> dict[str, int]:
+        """In the order of states.NUMBERS."""
+        return {"version": self.version, "stale": self._stale, "too_soon": self._too_soon}
+
+    def _described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, about): on the CPU, since a GPU may have no room for a second history"""
+        with self._ordered():
+            config, dtype = asdict(self.config), name_of(self.dtype)
+            about = {"config": config, "clients": self.clients, "dtype": dtype, "state": self._numbers()}
+            return self._tensors(torch.device("cpu")), about
+
+
+def save_sharded(
+    engine: Sharded, path: Path, version: int, describe: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+) -> None:
+    """Every rank writes its slices beside `path`. When all have, rank 0 writes `path`, which names them.
+
+    No rank needs memory for more than its own slices. The older checkpoint is complete until the last file is renamed,
+    and the new one from then on. describe() -> (tensors, about), called when the last round is finished.
+    """
+    facts = {"file": zlib.crc32(path.name.encode()), "version": version}
+    ranks = engine.ranks
+    drawn = ranks.zeros(UPDATE_SUMS)
+    drawn[0] = secrets.randbits(52) if ranks.rank == 0 else 0  # the sum is rank 0's number: one file name for all
+    token = int(engine.synchronize("save", {**facts, "step": 1}, drawn)[0])
+    names = [files.shard_name(path, token, rank, ranks.count) for rank in range(ranks.count)]
+    own = path.with_name(names[ranks.rank])
+    try:
+        with engine.notify_peers:
+            tensors, about = describe()
+            if ranks.rank == 0:
+                files.clear(path)
+            files.write_file(own, {name: tensors.pop(name) for name in SLICED}, {})
+        engine.synchronize("save", {**facts, "step": 2})
+    except BaseException:
+        own.unlink(missing_ok=True)  # no checkpoint names it yet
+        raise
+    if ranks.rank == 0:
+        with engine.notify_peers:
+            files.write(path, tensors, about, names)
+    engine.synchronize("save", {**facts, "step": 3})
+
+
+def read_checkpoint(path: str | os.PathLike, ranks: Ranks | None) -> states.Checkpoint:
+    """A file of `save`, checked; with ranks, this rank's slices alone."""
+    tensors, about = files.read(path, SLICED, **({"bounds": ranks.bounds} if ranks else {}))
+    return states.described("SecureAFL.load", tensors, about)

@@ -1,0 +1,135 @@
+"""ServerCore: the models, the engine and the lock of a server, and all calls that only read them."""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..config import COUNTS, Config
+from ..engines import check_engine, make_engine, too_large
+from ..engines.quantile import largest_accepted
+from ..engines.ranks import NotifyPeers, Ranks
+from ..engines.sharded import Sharded
+from ..validation import check_kept, check_start
+from .streams import StreamOrder
+
+logger = logging.getLogger(__name__)
+
+
+class ServerCore:
+    """Base of SecureAFL. It has no constructor of its own: SecureAFL calls `_start`."""
+
+    @torch.inference_mode(False)  # otherwise the tensors could not be written to outside of inference mode
+    def _start(self, model: Tensor, clients: int, config: Config, ranks: Ranks | None) -> None:
+        clients = check_start("SecureAFL", model, clients)
+        check_engine(config, clients, model.dtype, model.device, sharded=ranks is not None)
+        self.config, self.clients = config, clients
+        self.version = 0
+        self.dtype = model.dtype
+        size, device = len(model), model.device
+        try:
+            # A ring buffer: version v lies in row v % rows. One row more than are kept holds the next model.
+            self._models = torch.zeros(config.max_staleness + 2, size, dtype=config.dtype, device=device)
+            self._engine = make_engine(config, clients, size, device, ranks)
+        except torch.OutOfMemoryError as error:
+            raise too_large(config, clients, size, device) from error
+        self._models[0] = model.detach()
+        self._rows = self._models.unbind()  # views made once: indexing costs more host time than the lock
+        self._sharded = self._engine if isinstance(self._engine, Sharded) else None
+        self._notify_peers = self._sharded.notify_peers if self._sharded else NotifyPeers(None)
+        self._stale = self._too_soon = 0
+        self._turns = [0] * clients  # the version that each client's last round made; 0: none
+        self._lock = threading.RLock()
+        self._streams = StreamOrder(device)
+        engine = type(self._engine).__name__
+        logger.debug("server of %d clients, %d parameters, engine %s on %s", clients, size, engine, device)
+
+    @contextmanager
+    def _ordered(self) -> Iterator[None]:
+        """One call at a time, after the device work of earlier calls."""
+        with self._lock:
+            self._streams.follow()
+            yield
+
+    def _agree(self, call: str, facts: Mapping[str, int]) -> None:
+        """With a process group: all ranks make this call, and the last round is finished."""
+        if self._sharded:
+            self._sharded.synchronize(call, facts)
+
+    @property
+    def lr(self) -> float:
+        return self.config.lr
+
+    @property
+    def model(self) -> Tensor:
+        """The current model (d), read-only. It keeps its values for the next max_staleness rounds."""
+        with self._ordered():
+            return self._rows[self.version % len(self._rows)].to(self.dtype)
+
+    @property
+    def models(self) -> Tensor:
+        """All kept models (rows, d), read-only: version v lies in row v % rows."""
+        return self._models
+
+    def model_at(self, version: int) -> Tensor:
+        """The model (d) of one of the last max_staleness + 1 versions, read-only."""
+        with self._ordered():
+            check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
+            return self._rows[version % len(self._rows)].to(self.dtype)
+
+    def checkout(self) -> tuple[Tensor, int]:
+        """A copy of the current model, and its version, for a client to train on."""
+        with self._ordered():
+            return self.model.clone(), self.version
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: rounds accepted, rejected, and rejected as non_finite; corrections capped, and
+        corrections given up (fallbacks); submissions refused without a round: stale, too_soon."""
+        with self._ordered():
+            counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
+            return {**counts, "stale": self._stale, "too_soon": self._too_soon}
+
+    # The calls below are for analysis, metrics and attacks. No round needs them.
+
+    @property
+    def seen(self) -> Tensor:
+        """(n) bool: clients with a history."""
+        return self._engine.seen[: self.clients]
+
+    @property
+    def kinship(self) -> Tensor | None:
+        """(n, n) float64, read-only: mean inner products of the clients' updates. None unless rule="kinship"."""
+        kinship = self._engine.kinship
+        return kinship.means if kinship else None
+
+    @property
+    def kinship_apart(self) -> Tensor | None:
+        """(n, n) float64: as `kinship`, after centering: minus the geometric median of the mean updates."""
+        kinship = self._engine.kinship
+        return kinship.centered() if kinship else None
+
+    def estimates(self) -> Tensor:
+        """(n, d): the update that every client would send now; zeros for clients that are not seen. One pass over the
+        history."""
+        with self._ordered():
+            self._agree("estimates", {"version": self.version})
+            return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
+
+    def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
+        """The last update of client (1) int64, and the model it was computed on, (d) each; zeros if there is none."""
+        with self._ordered():
+            update, model = self._engine.last_of(client)
+            return update.to(self.dtype), model.to(self.dtype)
+
+    def threshold(self, client: Tensor | None = None) -> Tensor:
+        """() float64: the largest factor of client (1) int64 that would be accepted now; inf if any would.
+
+        Default: client 0. Thresholds of different clients differ by at most the weight of one factor in Q.
+        """
+        with self._ordered():
+            client = self._engine.number_of(0) if client is None else client
+            bound = largest_accepted(self._engine.factors, self._engine.recorded, client, self.config.quantile)
+            return bound if self.config.filter else torch.full_like(bound, torch.inf)

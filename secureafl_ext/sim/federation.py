@@ -93,12 +93,12 @@ def stream(settings: Settings, purpose: str) -> int:
 
 
 def shared_out(settings: Settings, data: Dataset) -> list[Tensor]:
-    labels, seed = datasets.train_y, stream(settings, "partition")
-    if not datasets.classes:
+    labels, seed = data.train_y, stream(settings, "partition")
+    if not data.classes:
         return partition.stretches(len(labels), settings.clients)
     if settings.partition == "dirichlet":
         return partition.dirichlet(labels, settings.clients, settings.concentration, seed)
-    return partition.skewed(labels, datasets.classes, settings.clients, settings.degree, seed)
+    return partition.skewed(labels, data.classes, settings.clients, settings.degree, seed)
 
 
 def arriving(settings: Settings) -> arrivals.Arrivals:

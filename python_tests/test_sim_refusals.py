@@ -82,7 +82,7 @@ def test_a_cuda_that_is_not_there_is_named(capsys, pretended, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a = " + "[" * 10_000, "a.toml is not a TOML file of settings: it is nested too deeply"),
+        ("a = " + "[" * 10_000, "a.toml is not TOML for settings: it is nested too deeply"),
         ("lr = " + "[" * 200 + "]" * 200, "a.toml: lr must be a number, got [["),
         ("lr" + ".a" * 3_000 + " = 1", "a.toml: lr must be a number, got {'a': {"),
         ("lr = " + "{a = " * 3_000, "a.toml is not TOML"),

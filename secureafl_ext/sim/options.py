@@ -133,7 +133,7 @@ def from_toml(path: str | Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise ValueError(f"{path} is not a TOML file of settings: it is nested too deeply") from None
+        raise ValueError(f"{path} is not TOML for settings: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {str(error)[:300]}") from None
     for name, value in values.items():

@@ -51,4 +51,5 @@ def test_the_output_shows_the_staleness(attacked, tmp_path, capsys):
     assert head.split()[-1] == "staleness"
     assert (one.split()[0], one.split()[-1]) == ("7", "1..2.3..4")
     assert (other.split()[0], other.split()[-1]) == ("9", "12..12.0..12")
-    assert [json.loads(line)["staleness"] for line in (tmp_path / "events.jsonl").open()] == [1, 12, 2, None, 4]
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [event["staleness"] for event in events] == [1, 12, 2, None, 4]

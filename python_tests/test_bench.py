@@ -49,6 +49,19 @@ def test_ops_leaves_a_table_rows_and_a_picture(tmp_path):
     assert {"torch.median", "torch.kthvalue", "torch.sort", "torch.quantile", "np.median"} < medians
 
 
+@pytest.mark.parametrize(("repeats", "calls"), [(3, 1), (20, 1 + 3)])
+def test_quick_times_a_slow_call_once(repeats, calls, monkeypatch):
+    """So that --quick stays quick where torch's rounds take seconds."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import timing
+
+    seconds = iter(range(100))  # every look at the clock is a second later
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(seconds)))
+    made = []
+    assert timing.Clock("cpu", repeats).ms(lambda: made.append(1)) == 1000.0
+    assert len(made) == calls
+
+
 def test_a_wrong_server_is_not_timed(tmp_path):
     """A check that cannot fail is none: the reference's median moved, every benchmark must end before it writes."""
     code = (

@@ -91,7 +91,7 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     command = ["flower-superlink", "--insecure", "--simulation", "--host=127.0.0.1", f"--port={port}"]
     updates = 120
     settings = f"updates={updates} evaluations=4 capacity=8 malicious=0.5 degree=0.1 checkpoint-every=50"
-    fleet = "num-supernodes=8 client-resources-num-cpus=1"
+    fleet = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=8"  # all eight at once
     run = ["flwr", "run", "app", "here", "--stream", "--federation-config", fleet, "--run-config"]
     run.append(settings + f' attack="sign-flip,crash,garbage,not-finite" out="{flower}/results"')
     with running(command, flower / "superlink.log"):
@@ -118,6 +118,12 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     assert "0.weight must be (30, 1, 3, 3) float32" in shape and finite == "the update is not finite"
     honest = {event["node"] for event in events if event["metrics"].get("malicious") == 0}
     assert len(honest) == 4 and all(tally[node]["accepted"] > tally[node]["rejected"] for node in honest)
+    # Asynchronous: fast clients overtake slow ones, so the staleness varies and the order is no fixed cycle.
+    judged = [event for event in events if event["staleness"] is not None]
+    assert len({event["staleness"] for event in judged}) >= 4
+    order = [event["node"] for event in judged]
+    assert len({tuple(order[i : i + 5]) for i in range(0, len(order) - 4, 5)}) > 2
+    assert "staleness 0.." in said or "staleness 1.." in said
 
     curve = [line.split(",") for line in (results / "curve.csv").read_text().splitlines()]
     assert curve[0] == ["updates", "seconds", "error"] and [row[0] for row in curve[1:]] == ["30", "60", "90", "120"]

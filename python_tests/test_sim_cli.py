@@ -7,11 +7,14 @@ from dataclasses import fields, replace
 import pytest
 from pretended import failure
 
-from secureafl_ext import sim
+import secureafl_ext
+from secureafl_ext import report
 from secureafl_ext.attacks import ATTACKS
-from secureafl_ext.cli import main
+from secureafl_ext.cli import commands, lists, main, names, progress
 from secureafl_ext.defenses import DEFENSES
+from secureafl_ext.defenses.tuned import TUNED, tuned_options
 from secureafl_ext.sim import options, runner
+from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError
 from secureafl_ext.tasks import datasets
 
@@ -78,7 +81,7 @@ def toml(settings: dict[str, object]) -> str:
 
 
 def settings_of(*argv: str) -> Settings:
-    return main._settings(main._arguments(list(argv)))
+    return commands._settings(main.parse_arguments(list(argv)))
 
 
 def test_the_values_to_try_are_of_every_setting_and_no_default():
@@ -135,9 +138,9 @@ def test_mistakes_in_a_file_are_named(content, said, tmp_path, capsys):
     [
         (
             "run --round 5",
-            "unknown argument '--round'; choose from --config, --out, --processes, --dataset, --data-dir",
+            "unknown argument '--round'; choose from --untuned, --config, --out, --fresh, --processes, --tensorboard",
         ),
-        ("run more", "unknown argument 'more'; choose from --config"),
+        ("run more", "unknown argument 'more'; choose from --untuned, --config"),
         ("run --rounds 5.5", "rounds must be a whole number, got '5.5'"),
         ("run --malicious 2", "malicious must be 0 to 1, got 2.0"),
         ("run --attack gausian", "unknown attack 'gausian'; choose from none, label-flip"),
@@ -173,25 +176,97 @@ def test_what_the_loop_refuses_is_one_line_and_no_traceback(monkeypatch, capsys)
     assert failure(capsys, "run").splitlines()[-1] == "secureafl: dataset 'cifar10' not found"
 
 
-def test_run_keeps_a_line_and_a_picture_each_time(tmp_path, pretended, capsys):
+def test_run_keeps_a_line_and_a_picture(tmp_path, pretended, capsys):
     pretended.error = lambda settings: 0.375
-    for _ in range(2):
-        assert main.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
+    assert main.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
     wanted = Settings(attack="gaussian", attack_options={"std": 0.5}).resolve()
-    assert pretended.ran == [wanted] * 2
-    assert [line["settings"] for line in kept("here")] == [vars(wanted)] * 2
-    assert (tmp_path / "here" / "run-gaussian-secureafl.png").read_bytes().startswith(PNG)
+    assert pretended.ran == [wanted]
+    assert [line["settings"] for line in kept("here")] == [vars(wanted)]
+    picture = tmp_path / "here" / "run-fashion-mnist-small-gaussian-secureafl-std=0.5.png"
+    assert picture.read_bytes().startswith(PNG)
     assert "0.375" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_shown_again_and_fresh_repeats_it(pretended, capsys):
+    pretended.error = lambda settings: 0.375
+    assert main.main(["run"]) == 0
+    first = capsys.readouterr()
+    pretended.error = lambda settings: 0.25
+    assert main.main(["run"]) == 0
+    again = capsys.readouterr()
+    assert len(pretended.ran) == 1 and again.out == first.out
+    assert "1 of 1 runs are in secureafl-results/results.jsonl already; --fresh runs them again" in again.err
+    assert "already" not in first.err
+    assert main.main(["run", "--fresh"]) == 0
+    assert len(pretended.ran) == len(kept()) == 2 and "0.250" in capsys.readouterr().out
+    assert main.main(["run"]) == 0
+    assert "0.250" in capsys.readouterr().out, "the newest of equal runs counts"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("run", "run --dataset fashion-mnist"),
+        ("run", "run --rounds 9"),
+        ("run --attack gaussian", "run --attack gaussian --attack-option std=3"),
+        ("compare", "compare --dataset fashion-mnist"),
+        ("compare", "compare --defenses kardam"),
+        ("compare --defenses kardam,basgd", "compare --defenses kardam"),
+        ("sweep seed=0,1", "sweep seed=0,1 --dataset cifar10"),
+        ("sweep seed=0,1", "sweep seed=0,1 --defense kardam"),
+        ("sweep seed=0,1 --memory 1", "sweep seed=0,1 --memory 2"),
+    ],
+)
+def test_pictures_of_other_runs_have_other_names(one, other, tmp_path):
+    for argv in (one, other):
+        assert main.main(argv.split()) == 0
+    assert len(list((tmp_path / "secureafl-results").glob("*.png"))) == 2
+
+
+def test_a_long_name_of_a_picture_is_cut_and_stays_its_own():
+    one, other = (names.picture_name("run", ["a/b"], {"x": "y" * 300 + end}, ()) for end in "12")
+    assert one != other and one.startswith("run-a_b-x=yyy") and len(one) <= names.LONGEST + len(".png")
+    places = {"device": "cpu", "data_dir": "here", "seed": 3}
+    assert names.picture_name("run", ["a"], places, ()) == "run-a-seed=3.png"
+
+
+def test_tuned_options_are_used_said_and_recorded(pretended, capsys):
+    argv = ["compare", "--dataset", "fashion-mnist", "--attack", "none", "--defenses", "aflguard,zeno++,kardam"]
+    assert main.main(argv) == 0
+    assert [line["settings"]["defense_options"] for line in kept()] == [TUNED["aflguard"], TUNED["zeno++"], {}]
+    said = capsys.readouterr().err
+    assert "tuned options: aflguard radius=2.5, zeno++ eps=0.1, zeno++ every=1; --untuned" in said
+    assert main.main([*argv, "--defense-option", "radius=4"]) == 0
+    assert pretended.ran[-1].defense_options == {"radius": 4}, "zeno++ and kardam ran already"
+    said = capsys.readouterr().err
+    assert "radius" not in said.partition("tuned options")[2].partition("\n")[0]
+    assert main.main(["run", "--dataset", "fashion-mnist", "--defense", "aflguard", "--untuned"]) == 0
+    assert pretended.ran[-1].defense_options == {} and "tuned options" not in capsys.readouterr().err
+    assert main.main(["sweep", "defense_options.radius=1,2", "--defense", "aflguard"]) == 0
+    assert [settings.defense_options for settings in pretended.ran[-2:]] == [{"radius": 1}, {"radius": 2}]
+
+
+def test_tuned_options_exist_for_data_sets_that_they_fit():
+    for name, options_ in TUNED.items():
+        assert options_.keys() <= DEFENSES[name].settings.keys()
+        assert tuned_options(name, "cifar10") == options_ and tuned_options(name, "a plug-in's") == {}
+    assert tuned_options("aflguard", datasets.DEFAULT) == TUNED["aflguard"]
+    assert tuned_options("sageflow", datasets.DEFAULT) == {}, "its warm-up is longer than a run"
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"secureafl {secureafl_ext.__version__} (torch ")
 
 
 def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
     pretended.error = lambda settings: 0.25 if settings.defense == "secureafl-kin" else 0.875
     assert main.main(["compare"]) == 0
-    assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in main.COMPARED]
-    assert {"async-sgd", "secureafl-kin"} <= set(main.COMPARED) <= set(DEFENSES)
+    assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in commands.COMPARED]
+    assert {"async-sgd", "secureafl-kin"} <= set(commands.COMPARED) <= set(DEFENSES)
     assert (pretended.ran[-1].attack, pretended.ran[-1].defense) == ("none", "async-sgd")
     assert {settings.dataset for settings in pretended.ran} == {datasets.DEFAULT}
-    assert (tmp_path / "secureafl-results" / "compare-gaussian.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "secureafl-results" / "compare-fashion-mnist-small-gaussian.png").read_bytes().startswith(PNG)
     last = capsys.readouterr().out.splitlines()[-1]
     who = "Under gaussian by 4 of 20 clients"
     assert last.startswith(f"{who} the test error ends at 0.250 with secureafl-kin, 0.875 with")
@@ -233,6 +308,20 @@ def test_options_go_to_every_defense_that_knows_them(pretended):
     }
 
 
+def test_settings_of_secureafl_go_to_the_variants_that_use_them(pretended):
+    assert (
+        main.main(["compare", "--defenses", "kardam,secureafl,secureafl-kin", "--memory", "5", "--quantile", "0.5"])
+        == 0
+    )
+    recorded = {(s.attack, s.defense): (s.memory, s.quantile) for s in pretended.ran}
+    assert recorded == {
+        ("gaussian", "kardam"): (3, 0.8),
+        ("gaussian", "secureafl"): (5, 0.5),
+        ("gaussian", "secureafl-kin"): (3, 0.5),
+        ("none", "async-sgd"): (3, 0.8),
+    }
+
+
 def test_sweep_runs_the_grid_and_draws_it(tmp_path, pretended):
     argv = ["sweep", "malicious=0.1,.3", "--attack", "gaussian", "defense=kardam,secureafl", "--max-norm", "7"]
     assert main.main(argv) == 0
@@ -242,8 +331,15 @@ def test_sweep_runs_the_grid_and_draws_it(tmp_path, pretended):
         (0.3, "kardam"),
         (0.3, "secureafl"),
     ]
-    assert {(settings.attack, settings.max_norm) for settings in pretended.ran} == {("gaussian", 7.0)}
-    assert (tmp_path / "secureafl-results" / "sweep-malicious-defense.png").read_bytes().startswith(PNG)
+    assert {(s.attack, s.defense, s.max_norm) for s in pretended.ran} == {
+        ("gaussian", "kardam", 50.0),  # does not use it
+        ("gaussian", "secureafl", 7.0),
+    }
+    assert (
+        (tmp_path / "secureafl-results" / "sweep-malicious-defense-fashion-mnist-small-gaussian-max_norm=7.0.png")
+        .read_bytes()
+        .startswith(PNG)
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +389,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(pretended, capsys, tmp_pa
     assert main.main(argv) == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert "here/results.jsonl" in last
-    assert "goes on" in last
+    assert "continues from there" in last
 
     pretended.stop_after = None
     assert main.main(argv) == 0
@@ -329,9 +425,38 @@ def test_an_interrupted_list_is_no_crash(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(main.LISTS, "models", interrupt)
+    monkeypatch.setitem(lists.LISTS, "models", interrupt)
     assert main.main(["list", "models"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_output_to_a_file_has_a_line_per_finished_run(capsys):
+    assert main.main(["sweep", "delay=1,2"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "secureafl: delay=1: round 400 of 400: error 0.500 (1 of 2 runs finished)",
+        "secureafl: delay=2: round 400 of 400: error 0.500 (2 of 2 runs finished)",
+    ]
+
+
+def test_plain_progress_has_a_line_every_few_seconds(capsys, monkeypatch):
+    now = iter([0.0, 0.0, 1.0, 2.5, 2.5, 9.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with progress.progress(["a"], [50]) as (watch, done):
+        for at in (10, 20, 30, 50):
+            watch(0, Point(at, 0.25, 0.5))
+        done(0, Outcome(Settings().resolve(), [Point(50, 0.25, 0.5)], {}))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[2] for line in said] == [" round 10 of 50", " round 30 of 50", " round 50 of 50"]
+    assert said[0] == "secureafl: a: round 10 of 50: error 0.250, attack success 0.500"
+
+
+def test_a_terminal_has_bars(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main.main(["sweep", "delay=1,2"]) == 0
+    said = capsys.readouterr().err
+    assert "all runs" in said and "2 of 2" in said and "secureafl: delay" not in said
 
 
 def test_more_runs_than_lines_of_progress(pretended):
@@ -339,7 +464,7 @@ def test_more_runs_than_lines_of_progress(pretended):
     assert len(kept()) == 20
 
 
-@pytest.mark.parametrize("what", [[], *([name] for name in main.LISTS)])
+@pytest.mark.parametrize("what", [[], *([name] for name in lists.LISTS)])
 def test_list_names_everything_with_its_options(what, capsys):
     assert main.main(["list", *what]) == 0
     printed = capsys.readouterr().out
@@ -353,7 +478,7 @@ def test_list_names_everything_with_its_options(what, capsys):
         "partitions": CHOICES["partition"],
         "settings": OTHER,
     }
-    assert list(main.LISTS) == list(tables)
+    assert list(lists.LISTS) == list(tables)
     assert starts == [name for head in what or tables for name in (f"{head}:", *tables[head])]
     if not what:
         assert all(ATTACKS[name].about in printed for name in ATTACKS)
@@ -383,7 +508,7 @@ def test_a_missing_package_is_named_before_anything_runs(package, pretended, cap
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)  # as if not installed
     monkeypatch.delitem(sys.modules, "secureafl_ext.report.console", raising=False)
-    monkeypatch.delattr(sim, "show", raising=False)
+    monkeypatch.delattr(report, "console", raising=False)
     said = failure(capsys, "compare")
     assert f"{package} is missing" in said
     assert "pip install 'secureafl_ext[sim]'" in said

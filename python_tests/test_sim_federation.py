@@ -170,7 +170,7 @@ def test_arrivals_change_with_the_seed_and_with_nothing_of_the_defense():
 @pytest.mark.parametrize("purpose", ["samples", "extra", "look"])
 def test_a_minibatch_is_of_the_clients_own_samples_all_alike(partition, purpose):
     fed = made(partition=partition)
-    shares = federation.shared_out(fed.settings, fed.data)
+    shares = federation.split(fed.settings, fed.data)
     assert sorted(torch.cat(shares).tolist()) == list(range(TRAIN)), "each sample has one owner"
     drawn = fed.draw(torch.arange(12).expand(100, -1), purpose)
     assert drawn.shape == (100, 12, 8)

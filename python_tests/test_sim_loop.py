@@ -85,7 +85,7 @@ def test_what_comes_too_late_is_counted_and_no_round():
 
 def test_minibatches_are_of_the_clients_own_samples():
     fed = federation.Federation(settings(degree=1.0).resolve())
-    shares = federation.shared_out(fed.settings, fed.data)
+    shares = federation.split(fed.settings, fed.data)
     clients = torch.arange(8).repeat(20).view(20, 8)
     drawn = fed.draw(clients, "samples")
     assert drawn.shape == (20, 8, 4)
@@ -126,7 +126,7 @@ def test_rounds_are_those_of_a_plain_loop(device):
 def test_an_attack_sees_its_own_and_honest_samples_and_nobody_elses():
     chosen = settings(attack="min-max", rounds=60, evaluations=1).resolve()
     rounds = loop.Rounds(chosen)
-    shares = [set(share.tolist()) for share in federation.shared_out(chosen, rounds.data)]
+    shares = [set(share.tolist()) for share in federation.split(chosen, rounds.data)]
     honest = rounds.federation.honest.tolist()
     seen, update = [], rounds.attack.update
     rounds.attack = replace(rounds.attack, own=3, update=lambda view: seen.append(view) or update(view))
@@ -293,7 +293,7 @@ def test_estimates_without_correction_are_off_by_what_a_gradient_changed():
     rounds = loop.Rounds(settings(trust=0.0, lr=0.0, batch=4, rounds=64, evaluations=1).resolve())
     rounds.advance(64)
     fed = rounds.federation
-    whole = {k: share for k, share in enumerate(federation.shared_out(rounds.settings, rounds.data))}
+    whole = {k: share for k, share in enumerate(federation.split(rounds.settings, rounds.data))}
     fed.draw = lambda known, purpose: torch.stack([whole[int(k)][:1].expand(4) for k in known])
     error = rounds.estimation_error()
     known = fed.honest[rounds.server.seen[fed.honest]]

@@ -41,7 +41,22 @@ def said(capsys, *argv: str) -> str:
         ("run --defense kardam --defense-option patience=.5", "option patience must be a whole number, got 0.5"),
         ("run --attack min-max --attack-option honest=[1]", "attack option honest must be a whole number, got [1]"),
         (f"run --attack gaussian --attack-option std={'[' * 5000}", "attack option std must be a number, got '[[["),
-        ("run --config nowhere.toml", "config must be a file of settings, got 'nowhere.toml', which is not there"),
+        ("run --config nowhere.toml", "config must be a TOML file of settings, got 'nowhere.toml': no such file"),
+        ("results nowhere", "FOLDER must have a results.jsonl, got 'nowhere'"),
+        (
+            "run --memory 5 --defense secureafl-kin",
+            "memory must not be set, got 5: defense secureafl-kin does not use it",
+        ),
+        (
+            "run --trust 2 --defense secureafl-kin",
+            "trust must not be set, got 2.0: defense secureafl-kin does not use it",
+        ),
+        ("run --quantile 0.5 --defense kardam", "quantile must not be set, got 0.5: defense kardam does not use it"),
+        (
+            "compare --memory 5",
+            "memory must not be set, got 5: defense async-sgd, zeno++, secureafl-kin does not use it",
+        ),
+        ("sweep memory=1,2 --defense secureafl-kin", "memory must not be set, got 1"),
         ("run --config .", ".: expected a file, got a folder, a pipe or a device"),
     ],
 )
@@ -67,7 +82,7 @@ def test_a_cuda_that_is_not_there_is_named(capsys, pretended, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a = " + "[" * 10_000, "a.toml is not TOML that settings need: it is nested too deeply"),
+        ("a = " + "[" * 10_000, "a.toml is not TOML for settings: it is nested too deeply"),
         ("lr = " + "[" * 200 + "]" * 200, "a.toml: lr must be a number, got [["),
         ("lr" + ".a" * 3_000 + " = 1", "a.toml: lr must be a number, got {'a': {"),
         ("lr = " + "{a = " * 3_000, "a.toml is not TOML"),
@@ -84,7 +99,7 @@ def test_a_hostile_file_of_settings_is_one_short_line(content, expected, tmp_pat
 
 
 def test_every_option_without_a_default_has_a_kind():
-    """What is no number, like a process group, cannot be set by words."""
+    """A value that is not a number, such as a process group, cannot be set from the command line."""
     for table in (ATTACKS, DEFENSES):
         for name, entry in table.items():
             unset = {key for key, value in entry.settings.items() if value is None}
@@ -173,20 +188,20 @@ def test_what_cannot_fit_is_refused_before_it_is_allocated(changed, monkeypatch)
 
 
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(federation, "LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(federation, "MEMORY_LIMIT", tmp_path / "memory.max")
     for text in ("max\n", "9999999999999\n"):
-        federation.LIMIT.write_text(text)
+        federation.MEMORY_LIMIT.write_text(text)
         federation.check_memory(Settings(device="cpu").resolve(), 140_000)
-    federation.LIMIT.write_text("1000000\n")
+    federation.MEMORY_LIMIT.write_text("1000000\n")
     with pytest.raises(ValueError, match=r"must fit into 0\.0 GB"):
         federation.check_memory(Settings(device="cpu").resolve(), 140_000)
 
 
 def test_the_check_comes_before_the_first_table(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(federation, "arriving", lambda settings: pytest.fail("too late"))
-    monkeypatch.setattr(federation, "LIMIT", tmp_path / "memory.max")
-    federation.LIMIT.write_text("1000000\n")
+    monkeypatch.setattr(federation, "draw_arrivals", lambda settings: pytest.fail("too late"))
+    monkeypatch.setattr(federation, "MEMORY_LIMIT", tmp_path / "memory.max")
+    federation.MEMORY_LIMIT.write_text("1000000\n")
     assert "must fit into 0.0 GB" in said(capsys, "run", "--device", "cpu", "--rounds", "2")
 
 
@@ -209,6 +224,6 @@ def test_an_error_of_the_machine_is_one_line(error, expected, capsys, pretended)
 
 def test_an_error_of_our_own_keeps_its_traceback(pretended):
     pretended.stop_after, pretended.stop = 0, RuntimeError("a defect")
-    assert errors.words(pretended.stop) is None
+    assert errors.message(pretended.stop) is None
     with pytest.raises(RuntimeError, match="a defect"):
         main.main(["run"])

@@ -1,6 +1,8 @@
 """What is kept of runs and what is shown of them."""
 
+import csv
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -9,16 +11,19 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from pretended import failure
 
 import secureafl_ext
+from secureafl_ext.cli import main
 from secureafl_ext.report import console
-from secureafl_ext.sim import results
+from secureafl_ext.sim import flat_table, results
 from secureafl_ext.sim.loop import Outcome, Point
-from secureafl_ext.sim.settings import Settings
+from secureafl_ext.sim.settings import Resolved, Settings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -86,7 +91,7 @@ def test_a_line_says_what_ran_when_on_what(tmp_path):
 
 
 @pytest.mark.parametrize("left", [1, 40, -2])
-def test_a_torn_last_line_is_left_out_and_then_replaced(tmp_path, left):
+def test_a_torn_last_line_is_left_out_and_then_replaced(tmp_path, left, caplog):
     path = tmp_path / results.NAME
     first, _ = written(path, outcome(seed=1), outcome(seed=2))
     whole, torn = path.read_bytes().splitlines(keepends=True)
@@ -96,8 +101,8 @@ def test_a_torn_last_line_is_left_out_and_then_replaced(tmp_path, left):
     assert results.read(path, warned.append) == [first]
     assert len(warned) == 1
     assert "line 2" in warned[0]
-    with pytest.warns(UserWarning, match="line 2"):
-        results.read(path)
+    results.read(path)
+    assert [record.getMessage() for record in caplog.records] == warned
 
     (third,) = written(path, outcome(seed=3))
     assert results.read(path, never) == [first, third]
@@ -311,11 +316,42 @@ def test_the_table_has_a_row_per_run_and_no_empty_column():
 
 def test_a_table_in_a_file_is_cut_nowhere(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    console.tell(
-        console.table([outcome(attack="gaussian", defense="async-defender")], ["dataset", "attack", "defense"])
-    )
+    console.print_table([outcome(attack="gaussian", defense="async-defender")], ["dataset", "attack", "defense"])
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("fashion-mnist-small", "gaussian", "async-defender", "0.400"))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_table_on_a_terminal_is_cut_nowhere(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run = outcome(asr=0.125, attack="gaussian", defense="secureafl-paper", dataset="fashion-mnist")
+    shares = {"accepted": 0.5, "rejected_honest": 0.25, "rejected_malicious": 0.75, "precision": 0.625}
+    run.summary.update(shares | {"estimation_error": 0.875, "rounds_per_second": 1234.0})
+    console.print_table([run], ["attack", "defense"])
+    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    heads = [part for column in console.COLUMNS for part in column.heading.split("\n")]
+    for text in (*heads, "gaussian", "secureafl-paper", "0.125", "0.62", "0.875", "1234"):
+        assert text in printed, text
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= width
+
+
+def test_a_diverged_run_is_said_with_its_reason():
+    def note(error=0.9, defense="async-sgd", accepted: float | None = 0.75, diverged=True, **settings) -> list[str]:
+        run = outcome(errors=(error,), defense=defense, **settings)
+        run.summary.update(accepted=accepted, diverged=diverged)
+        return console.divergence_notes([run], ["defense"])
+
+    (text,) = note()
+    assert text.startswith("Diverged: async-sgd: the test error 0.900 is no better than that of a constant answer.")
+    assert text.endswith("25.0% of the updates were not finite (NaN or inf) and were rejected.")
+    (text,) = note(accepted=1.0)
+    assert "rejected" not in text
+    (text,) = note(defense="kardam")
+    assert "25.0% of the updates were rejected; every defense rejects updates that are not finite." in text
+    (text,) = note(error=math.inf, dataset="udacity")
+    assert "the RMSE inf is infinite" in text
+    assert note(diverged=False) == []
 
 
 def lines(path) -> int:
@@ -421,3 +457,103 @@ def test_the_sentence_speaks_of_rmse_and_of_no_attack_where_it_is_so():
     text = console.sentence([outcome(errors=(math.inf,), dataset="udacity")])
     assert text.startswith("Without attack the RMSE ends at inf with secureafl")
     assert text.count("attack") == 1
+
+
+# The flat table
+
+
+def test_the_flat_table_has_a_row_per_run_and_the_names_of_json_normalize(tmp_path):
+    path = tmp_path / results.NAME
+    records = written(
+        path,
+        outcome(attack="gaussian", attack_options={"std": 3.0}),
+        outcome(errors=(math.inf,), dataset="udacity", defense="kardam", defense_options={"dampening": "inverse"}),
+    )
+    one, other = flat_table.rows(results.read(path, never))
+    assert list(one) == list(other)
+    assert (one["settings.attack_options.std"], other["settings.attack_options.std"]) == (3.0, None)
+    assert (one["settings.defense_options.dampening"], other["summary.error"]) == (None, math.inf)
+    assert {f"settings.{name}" for name in vars(records[0].outcome.settings) if "options" not in name} <= set(one)
+    assert {f"summary.{name}" for name in records[0].outcome.summary} <= set(one)
+    assert one["versions.torch"] == torch.__version__ and one["started"] and "curve" not in one
+    groups = [name.partition(".")[0] for name in one]
+    assert [name for name, _ in itertools.groupby(groups)] == [
+        "settings", "summary", "versions", "started", "commit", "device",
+    ]  # fmt: skip
+
+
+def test_results_as_csv(tmp_path, capsys):
+    written(tmp_path / results.NAME, outcome(), outcome(errors=(math.inf,), dataset="udacity"))
+    assert main.main(["results", str(tmp_path), "--csv", str(tmp_path / "a.csv")]) == 0
+    assert capsys.readouterr().out == ""
+    assert main.main(["results", str(tmp_path), "--csv", "-"]) == 0
+    text = capsys.readouterr().out
+    assert text == (tmp_path / "a.csv").read_text()
+    one, other = csv.DictReader(text.splitlines())
+    assert (one["settings.dataset"], one["summary.error"], one["summary.asr"]) == ("fashion-mnist-small", "0.4", "")
+    assert (other["settings.dataset"], other["summary.error"]) == ("udacity", "inf")
+
+
+def test_results_without_a_file_are_a_table(tmp_path, capsys):
+    written(tmp_path / results.NAME, outcome(attack="gaussian", seed=7))
+    assert main.main(["results", str(tmp_path)]) == 0
+    assert {"gaussian", "secureafl", "7", "0.400"} <= set(capsys.readouterr().out.split())
+
+
+def test_results_as_parquet(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="the extra `pandas` is not installed")
+    pytest.importorskip("pyarrow", reason="the extra `pandas` is not installed")
+    deep = {"std": 3, "list": [1, 2]}
+    written(tmp_path / results.NAME, outcome(attack_options={"std": "3"}), outcome(attack_options=deep))
+    assert main.main(["results", str(tmp_path), "--parquet", str(tmp_path / "a.parquet")]) == 0
+    table = pandas.read_parquet(tmp_path / "a.parquet")
+    assert list(table["settings.attack_options.std"]) == ["3", "3"], "one type per column"
+    assert list(table["summary.error"]) == [0.4, 0.4] and table["settings.rounds"].dtype == "int64"
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_parquet_without_its_packages_is_one_line(package, tmp_path, capsys, monkeypatch):
+    if package == "pyarrow":
+        monkeypatch.setitem(sys.modules, "pandas", sys)  # any module: it is not called
+    monkeypatch.setitem(sys.modules, package, None)
+    written(tmp_path / results.NAME, outcome())
+    assert main.main(["results", str(tmp_path), "--parquet", str(tmp_path / "a.parquet")]) == 2
+    expected = f"secureafl: parquet needs the package {package}: pip install 'secureafl_ext[pandas]'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_results_of_the_repository_still_load_and_are_resolved():
+    files = list((Path(__file__).parent.parent / "results").glob("*/results.jsonl"))
+    assert len(files) >= 3
+    for file in files:
+        records = results.read(file, never)
+        assert records and all(isinstance(record.outcome.settings, Resolved) for record in records)
+        line = json.loads(file.read_text().splitlines()[0])
+        assert results.dumps(results.flat(records[0])) == json.dumps(line), "and are written as they were"
+
+
+# TensorBoard
+
+
+def test_tensorboard_has_the_curve_of_every_run(tmp_path, pretended):
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    pretended.asr = lambda settings: 0.25
+    for command in ("run --attack scaling --tensorboard one", "run --attack scaling --tensorboard again"):
+        assert main.main(command.split()) == 0
+    assert len(pretended.ran) == 1, "the second has it from the results"
+    for folder in ("one", "again"):
+        (run,) = (tmp_path / folder).iterdir()
+        events = EventAccumulator(str(run)).Reload()
+        assert [(event.step, event.value) for event in events.Scalars("error")] == [(400, 0.5)]
+        assert [event.value for event in events.Scalars("attack success")] == [0.25]
+        assert run.name.startswith("fashion-mnist-small-scaling-secureafl-seed=0-")
+
+
+def test_tensorboard_that_is_missing_is_one_line_before_anything_runs(pretended, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("tensorboard", "torch.utils.tensorboard"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert "pip install 'secureafl_ext[tensorboard]'" in failure(capsys, "run", "--tensorboard", "x")
+    assert pretended.ran == []

@@ -88,12 +88,12 @@ def test_an_interrupt_ends_the_processes():
 
 
 KILLED = """
-from secureafl_ext.sim import several
+from secureafl_ext.sim import runner
 from secureafl_ext.sim.settings import Settings
 
 if __name__ == "__main__":
     endless = Settings(clients=6, batch=2, rounds=90_000, evaluations=90_000)
-    several.run_many([endless] * 4, lambda i, point: print(i, flush=True), processes=2)
+    runner.run_many([endless] * 4, lambda i, point: print(i, flush=True), processes=2)
 """
 
 

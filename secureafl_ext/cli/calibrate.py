@@ -1,11 +1,11 @@
-"""Strengths that the paper leaves open, chosen so that undefended training suffers as in the paper.
+"""Attack strengths that the paper does not state, chosen so that undefended training suffers as in the paper.
 
-On AsyncSGD alone: a strength tuned on a defense would say nothing about it.
+On AsyncSGD only: a strength that was tuned on a defense would say nothing about that defense.
 """
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..attacks import ATTACKS
 from ..sim.loop import Outcome
@@ -16,7 +16,7 @@ UNDEFENDED = "async-sgd"
 
 
 class Target(NamedTuple):
-    """Where the paper's AsyncSGD ends."""
+    """Final error and attack success of the paper's AsyncSGD."""
 
     error: float
     asr: float | None = None
@@ -50,7 +50,7 @@ TARGETS = {
         "adaptive": Target(0.86),
     },
 }
-# Of the option that is free (`Kind.free`).
+# The values that are tried for the option `Kind.free` of an attack.
 STRENGTHS = {
     "scaling": (1.0, 10.0, 20.0, 30.0, 40.0, 50.0),
     "dba": (1.0, 5.0, 50.0, 70.0, 100.0, 150.0),
@@ -62,12 +62,12 @@ STRENGTHS = {
 
 
 def free() -> list[str]:
-    """The attacks of which the paper does not say how strong they were."""
+    """The attacks whose strength the paper does not state."""
     return [name for name, kind in ATTACKS.items() if kind.free is not None]
 
 
 def trials(base: Settings, attacks: list[str]) -> list[Settings]:
-    """Every strength of every attack, on undefended training; an attack without a free strength once, as it is."""
+    """Every strength of every attack, on undefended training. An attack without a free strength runs once."""
     if base.defense != UNDEFENDED:
         raise ValueError(f"calibrate: defense must be {UNDEFENDED}, got {base.defense!r}")
     targets(base.dataset)
@@ -76,7 +76,7 @@ def trials(base: Settings, attacks: list[str]) -> list[Settings]:
         if name not in ATTACKS:
             raise ValueError(f"unknown attack {name!r}; choose from {', '.join(ATTACKS)}")
         option = ATTACKS[name].free
-        strengths = [{option: strength} for strength in STRENGTHS[name]] if option else [{}]
+        strengths: list[dict[str, object]] = [{option: value} for value in STRENGTHS[name]] if option else [{}]
         many += [
             replace(base, attack=name, attack_options=base.attack_options | strength, defense=UNDEFENDED)
             for strength in strengths
@@ -91,16 +91,18 @@ def targets(dataset: str) -> dict[str, Target]:
 
 
 def distance(outcome: Outcome) -> float:
-    """|TER - target| + |ASR - target|, the second where the paper has one."""
+    """|error - target| + |attack success - target|; the second term only if the paper has one."""
     target = targets(outcome.settings.dataset)[outcome.settings.attack]
-    apart = abs(outcome.summary["error"] - target.error)
+    total = abs(outcome.error - target.error)
     if target.asr is not None:
-        apart += abs(outcome.summary["asr"] - target.asr)
-    return math.inf if math.isnan(apart) else apart
+        if outcome.asr is None:
+            raise ValueError(f"calibrate: attack {outcome.settings.attack!r} must have an attack success, got None")
+        total += abs(outcome.asr - target.asr)
+    return math.inf if math.isnan(total) else total
 
 
 def choose(outcomes: list[Outcome]) -> dict[str, Outcome]:
-    """Per attack the trial nearest to its target; of equals the first."""
+    """For each attack the trial nearest to its target; the first of equals."""
     for outcome in outcomes:
         if outcome.settings.defense != UNDEFENDED:
             raise ValueError(f"calibrate: defense must be {UNDEFENDED}, got {outcome.settings.defense!r}")
@@ -108,8 +110,8 @@ def choose(outcomes: list[Outcome]) -> dict[str, Outcome]:
     return {name: min((o for o in outcomes if o.settings.attack == name), key=distance) for name in names}
 
 
-def report(records: list[Record]) -> dict[str, object]:
-    """What is kept of a calibration: what was chosen and every trial, with all that it takes to repeat it."""
+def report(records: list[Record]) -> dict[str, Any]:
+    """The chosen strengths and every trial, with all that is needed to repeat it."""
     outcomes = [record.outcome for record in records]
     dataset = outcomes[0].settings.dataset
     return {

@@ -1,12 +1,12 @@
-"""What the command line says of an error that its user can do something about."""
+"""The message for an error that the user can correct."""
 
 from concurrent.futures import BrokenExecutor
 
 import torch
 
 
-def words(error: Exception) -> str | None:
-    """One line; None for an error of the program's own, whose traceback is wanted."""
+def message(error: Exception) -> str | None:
+    """One line; None for a defect of the program, which needs its traceback."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, (ValueError, OSError, ImportError)):
@@ -18,5 +18,5 @@ def words(error: Exception) -> str | None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """torch has no type of its own for the CPU. A process of a pool that just ends was most likely ended for this."""
+    """torch has no exception type for the CPU. A broken pool most likely means that the system killed a process."""
     return isinstance(error, (MemoryError, BrokenExecutor, torch.OutOfMemoryError)) or "can't allocate" in str(error)

@@ -1,6 +1,6 @@
 """Q: the recorded Lipschitz factors, and the quantile that the filter compares a new factor with.
 
-The fused rounds do the same in C++ (csrc/round).
+The fused rounds do the same in C++ (csrc/round/quantile.h).
 """
 
 import torch

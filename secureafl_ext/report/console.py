@@ -1,99 +1,102 @@
-"""What people see of runs: live progress, tables, pictures, a sentence."""
+"""Runs for people: tables, pictures, a sentence."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from ..sim.loop import Outcome, Point
+from ..sim.loop import Outcome
 from ..sim.options import get
-from ..sim.settings import Settings
+from ..sim.settings import Resolved
 
 try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure  # draws with Agg, no display needed
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.table import Table
 except ModuleNotFoundError as error:
-    package = error.name.partition(".")[0]
-    text = f"{package} is missing, which shows progress and results: pip install 'secureafl_ext[sim]'"
+    package = (error.name or "").partition(".")[0]
+    text = f"the package {package} is missing: pip install 'secureafl_ext[sim]'"
     raise ModuleNotFoundError(text, name=package) from error
 
-ROWS = 16  # of live progress; of more runs only those under way are shown
-# Of the summary: key, heading, digits. A column that would be empty is left out.
+
+class Column(NamedTuple):
+    key: str  # of the summary
+    heading: str
+    places: int  # digits after the point
+
+
+# Without "recall": it is the share of the malicious uploads that were rejected, which has a column.
 COLUMNS = (
-    ("error", "error", 3),
-    ("asr", "attack\nsuccess", 3),
-    ("accepted", "accepted", 2),
-    ("rejected_honest", "honest\nrejected", 2),
-    ("rejected_malicious", "malicious\nrejected", 2),
-    ("precision", "precision", 2),
-    ("recall", "recall", 2),
-    ("estimation_error", "estimation\nerror", 3),
-    ("rounds_per_second", "rounds/s", 0),
+    Column("error", "error", 3),
+    Column("asr", "attack\nsuccess", 3),
+    Column("accepted", "accepted", 2),
+    Column("rejected_honest", "honest\nrejected", 2),
+    Column("rejected_malicious", "malicious\nrejected", 2),
+    Column("precision", "precision", 2),
+    Column("estimation_error", "estimation\nerror", 3),
+    Column("rounds_per_second", "rounds/s", 0),
 )
 
 
-@contextmanager
-def live(
-    labels: list[str], rounds: list[int]
-) -> Iterator[tuple[Callable[[int, Point], None], Callable[[int, Outcome], None]]]:
-    """One line of progress per run, on stderr, and one for all; gives the two functions that several.run_many calls."""
-    few = len(labels) <= ROWS
-    texts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
-    columns = (*texts, TimeElapsedColumn(), TimeRemainingColumn())
-    # Runs side by side come to their evaluations in bursts: the speed of minutes tells the time left.
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as progress:
-        everything = progress.add_task(
-            "all runs (time spent, time left)", total=sum(rounds), now=f"0 of {len(labels)}", visible=len(labels) > 1
-        )
-        tasks = [
-            progress.add_task(label, total=total, now="", visible=few, start=False)
-            for label, total in zip(labels, rounds, strict=True)
-        ]
-        reached, finished = [0] * len(labels), []
-
-        def advance(i: int, point: Point, visible: bool) -> None:
-            reached[i] = point.round
-            progress.update(tasks[i], completed=point.round, now=now(point), visible=visible)
-            progress.update(everything, completed=sum(reached), now=f"{len(finished)} of {len(labels)}")
-
-        def watch(i: int, point: Point) -> None:
-            progress.start_task(tasks[i])
-            advance(i, point, True)
-
-        def done(i: int, outcome: Outcome) -> None:
-            finished.append(i)
-            advance(i, outcome.curve[-1], few)
-
-        yield watch, done
+def print_table(outcomes: list[Outcome], varied: list[str]) -> None:
+    """One row per run. A terminal that is too narrow gets the columns in several tables; nothing is cut."""
+    console = Console()
+    if not console.is_terminal:  # a file has no width
+        console = Console(width=100_000)
+    for columns in _fitting(outcomes, varied, console.width):
+        console.print(table(outcomes, varied, columns))
 
 
-def now(point: Point) -> str:
-    success = "" if point.asr is None else f", attack success {digits(point.asr)}"
-    return f"round {point.round}: error {digits(point.error)}{success}"
-
-
-def table(outcomes: list[Outcome], varied: list[str]) -> Table:
-    """One row per run: the settings in which they differ, then the summary."""
+def table(outcomes: list[Outcome], varied: list[str], columns: Sequence[Column] | None = None) -> Table:
+    """One row per run: the settings in which the runs differ, then the summary."""
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in varied:
-        made.add_column(name, no_wrap=True)
-    columns = [column for column in COLUMNS if any(o.summary.get(column[0]) is not None for o in outcomes)]
-    for _, heading, _ in columns:
-        made.add_column(heading, justify="right")
+        made.add_column(name, overflow="fold")
+    columns = filled_columns(outcomes) if columns is None else columns
+    for column in columns:
+        made.add_column(column.heading, justify="right")
     for outcome in outcomes:
-        numbers = [digits(outcome.summary.get(key), places) for key, _, places in columns]
-        made.add_row(*(words(get(outcome.settings, name)) for name in varied), *numbers)
+        numbers = [digits(outcome.summary.get(column.key), column.places) for column in columns]
+        made.add_row(*(format_value(get(outcome.settings, name)) for name in varied), *numbers)
     return made
 
 
-def tell(made: Table) -> None:
-    console = Console()
-    # A file has no width: nothing there is to be cut to that of a terminal.
-    (console if console.is_terminal else Console(width=200)).print(made)
+def filled_columns(outcomes: list[Outcome]) -> list[Column]:
+    """The columns in which at least one run has a value."""
+    return [column for column in COLUMNS if any(o.summary.get(column.key) is not None for o in outcomes)]
+
+
+def _fitting(outcomes: list[Outcome], varied: list[str], width: int) -> list[list[Column]]:
+    """The columns, split so that each part fits into the width beside the settings."""
+    measure = Console(width=100_000)
+    parts: list[list[Column]] = [[]]
+    for column in filled_columns(outcomes):
+        wide = measure.measure(table(outcomes, varied, [*parts[-1], column])).maximum > width
+        if wide and parts[-1]:
+            parts.append([column])
+        else:
+            parts[-1].append(column)
+    return parts
+
+
+def divergence_notes(outcomes: list[Outcome], varied: list[str]) -> list[str]:
+    """A sentence for each run that diverged, with the share of rejected uploads."""
+    notes = []
+    for outcome in outcomes:
+        if not outcome.diverged:
+            continue
+        settings, accepted = outcome.settings, outcome.summary.get("accepted")
+        rejected = 0.0 if accepted is None else 1 - accepted
+        limit = "is infinite" if math.isinf(outcome.error) else "is no better than that of a constant answer"
+        text = f"Diverged: {label(settings, varied)}: the {measure(settings)} {digits(outcome.error)} {limit}."
+        if rejected and settings.defense == "async-sgd":  # it has no other reason to reject
+            text += f" {rejected:.1%} of the updates were not finite (NaN or inf) and were rejected."
+        elif rejected:
+            text += f" {rejected:.1%} of the updates were rejected; every defense rejects updates that are not finite."
+        notes.append(text)
+    return notes
 
 
 def curves(path: Path, outcomes: list[Outcome], varied: list[str]) -> None:
@@ -123,53 +126,53 @@ def against(path: Path, outcomes: list[Outcome], varied: list[str]) -> None:
             shown = [(get(outcome.settings, across), outcome.summary[key]) for outcome in line]
             shown = [pair for pair in shown if None not in pair]
             if shown:
-                # Names have no order, hence no line between them.
+                # Names have no order: no line between them.
                 panel.plot(*zip(*shown, strict=True), "o-" if across in numbers else "o", label=name or None)
     _finish(path, figure, panels, across)
 
 
 def sentence(outcomes: list[Outcome]) -> str:
-    """What a comparison showed, best first; runs without attack are what attacked ones are held against."""
+    """The result of a comparison, best defense first, then the runs without attack as a baseline."""
     attacked = [outcome for outcome in outcomes if outcome.settings.attack != "none"]
     clean = [outcome for outcome in outcomes if outcome.settings.attack == "none"]
     settings = (attacked or clean)[0].settings
     scene = f"Under {settings.attack} by {settings.attackers} of {settings.clients} clients"
-    ranked = sorted(attacked or clean, key=lambda outcome: outcome.summary["error"] + (outcome.summary["asr"] or 0))
+    ranked = sorted(attacked or clean, key=lambda outcome: outcome.error + (outcome.asr or 0))
     ends = ", ".join(map(_ending, ranked))
-    held_against = f"; without attack at {', '.join(map(_ending, clean))}" if attacked and clean else ""
-    return f"{scene if attacked else 'Without attack'} the {measure(settings)} ends at {ends}{held_against}."
+    baseline = f"; without attack at {', '.join(map(_ending, clean))}" if attacked and clean else ""
+    return f"{scene if attacked else 'Without attack'} the {measure(settings)} ends at {ends}{baseline}."
 
 
 def _ending(outcome: Outcome) -> str:
-    success = outcome.summary["asr"]
-    note = "" if success is None else f" (attack success {digits(success)})"
-    return f"{digits(outcome.summary['error'])} with {outcome.settings.defense}{note}"
+    note = "" if outcome.asr is None else f" (attack success {digits(outcome.asr)})"
+    return f"{digits(outcome.error)} with {outcome.settings.defense}{note}"
 
 
-def measure(settings: Settings) -> str:
+def measure(settings: Resolved) -> str:
     return "RMSE" if settings.dataset == "udacity" else "test error"
 
 
 def digits(value: float | None, places: int = 3) -> str:
-    return "-" if value is None else f"{value:.{places}f}"  # inf and nan come out as such
+    return "-" if value is None else f"{value:.{places}f}"  # inf and nan as such
 
 
-def words(value: object) -> str:
+def format_value(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={inner}" for name, inner in value.items()) or "-"
     return "-" if value is None else str(value)
 
 
-def label(settings: Settings, varied: list[str]) -> str:
-    """Text as it is, numbers with their name."""
+def label(settings: Resolved, varied: list[str]) -> str:
+    """The varied settings: text as it is, numbers with their name."""
     values = [(name, get(settings, name)) for name in varied]
     return " ".join(
-        words(value) if isinstance(value, (str, dict)) else f"{name}={words(value)}" for name, value in values
+        format_value(value) if isinstance(value, (str, dict)) else f"{name}={format_value(value)}"
+        for name, value in values
     )
 
 
-def title(settings: Settings, varied: list[str]) -> str:
-    """What the runs have in common."""
+def title(settings: Resolved, varied: list[str]) -> str:
+    """The settings that the runs have in common."""
     parts = [f"{name} {getattr(settings, name)}" for name in ("dataset", "attack", "defense") if name not in varied]
     if "malicious" not in varied and "clients" not in varied and settings.attack != "none":
         parts.append(f"{settings.attackers} of {settings.clients} clients malicious")
@@ -177,7 +180,7 @@ def title(settings: Settings, varied: list[str]) -> str:
 
 
 def _panels(outcomes: list[Outcome], heading: str) -> tuple[Figure, list[tuple[Axes, str]]]:
-    keys = ["error"] + ["asr"] * any(outcome.summary["asr"] is not None for outcome in outcomes)
+    keys = ["error"] + ["asr"] * any(outcome.asr is not None for outcome in outcomes)
     figure = Figure(figsize=(7, 4 * len(keys)), layout="constrained")
     figure.suptitle(heading)
     axes = figure.subplots(len(keys), squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""Who uploads when, on which version: known before the first round, for no verdict changes it."""
+"""Which client uploads in which round, on which version. Drawn before the first round: no verdict changes it."""
 
 import heapq
 import math
@@ -11,12 +11,12 @@ from torch import Tensor
 
 class Arrivals(NamedTuple):
     client: Tensor  # (rounds) int64
-    staleness: Tensor  # (rounds) int64: at most the delay, and at most the number of rounds before
-    late: int  # uploads of versions no longer kept, between those rounds: refused, no rounds
+    staleness: Tensor  # (rounds) int64: at most the delay, and at most the number of earlier rounds
+    late: int  # uploads on versions that are no longer kept: refused, they do not count as rounds
 
 
 def uniform(rounds: int, clients: int, delay: int, seed: int) -> Arrivals:
-    """The paper's: each round any client, on any of the versions kept, all alike."""
+    """As in the paper: each round any client on any kept version, all equally likely."""
     generator = torch.Generator().manual_seed(seed)
     client = torch.randint(clients, (rounds,), generator=generator)
     kept = torch.arange(1, rounds + 1).clamp(max=delay + 1)
@@ -25,25 +25,28 @@ def uniform(rounds: int, clients: int, delay: int, seed: int) -> Arrivals:
 
 
 def clock(rounds: int, clients: int, delay: int, spread: float, seed: int) -> Arrivals:
-    """Clients that train without a pause, each at a pace of its own, and take the newest model as they upload.
+    """An event queue. Every client trains without a pause, uploads, and takes the newest model.
 
-    A pace is log-normal with deviation `spread` of its logarithm; one training takes half to one and a half of it.
+    The mean training time of a client is log-normal; `spread` is the standard deviation of its logarithm. One training
+    takes 0.5 to 1.5 times the mean.
     """
     chance = random.Random(seed)
-    pace = [math.exp(chance.gauss(0, spread)) for _ in range(clients)]
+    mean_time = [math.exp(chance.gauss(0, spread)) for _ in range(clients)]
 
     def finish(client: int, now: float) -> float:
-        return now + pace[client] * chance.uniform(0.5, 1.5)
+        return now + mean_time[client] * chance.uniform(0.5, 1.5)
 
-    training = [(finish(client, 0.0), client, 0) for client in range(clients)]  # until when, who, on which version
+    training = [(finish(client, 0.0), client, 0) for client in range(clients)]  # end, client, version
     heapq.heapify(training)
-    came, staleness, late = [], [], 0
-    while len(came) < rounds:
+    uploads: list[int] = []
+    staleness: list[int] = []
+    late = 0
+    while len(uploads) < rounds:
         now, client, version = training[0]
-        if len(came) - version <= delay:
-            staleness.append(len(came) - version)
-            came.append(client)
+        if len(uploads) - version <= delay:
+            staleness.append(len(uploads) - version)
+            uploads.append(client)
         else:
             late += 1
-        heapq.heapreplace(training, (finish(client, now), client, len(came)))
-    return Arrivals(torch.tensor(came), torch.tensor(staleness), late)
+        heapq.heapreplace(training, (finish(client, now), client, len(uploads)))
+    return Arrivals(torch.tensor(uploads), torch.tensor(staleness), late)

@@ -1,4 +1,4 @@
-"""The clients of one run: what data each holds, who is malicious, who comes when, and with which samples."""
+"""The clients of one run: their data, which of them are malicious, when they upload, and their minibatches."""
 
 import hashlib
 import os
@@ -14,24 +14,23 @@ from ..defenses import Trusted
 from ..tasks import datasets, models, partition
 from ..tasks.datasets import Dataset
 from . import arrivals
-from .settings import Settings
+from .settings import Resolved
 
 
 class Federation:
-    """All that is drawn once, from settings that are resolved. Every draw has a stream of its own, so that a run
-    differs from another only in what their settings differ in: the same clients come at the same time, whatever the
-    defense.
+    """All random choices of a run. Each purpose has a random stream of its own, so two runs differ only where their
+    settings differ: with any defense the same clients upload at the same time.
 
-    malicious, honest: client numbers, ascending    start: (d) the first model    scene: what the adversary gets
+    malicious, honest: client numbers, ascending    start: (d) the first model    scene: the knowledge of the adversary
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Resolved):
         self.settings = settings
         self.data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
         self.net = models.build(settings.model, self.data.shape, self.data.classes)
         check_memory(settings, self.net.size)
         self.start = self.net.start(stream(settings, "start")).to(settings.device)
-        shares = shared_out(settings, self.data)
+        shares = split(settings, self.data)
         self._order = torch.cat(shares)  # samples, client after client
         self._sizes = torch.tensor([len(share) for share in shares])
         self._first = self._sizes.cumsum(0) - self._sizes
@@ -40,7 +39,7 @@ class Federation:
         chosen = torch.randperm(settings.clients, generator=torch.Generator().manual_seed(stream(settings, "malice")))
         self.malicious = chosen[: settings.attackers].sort().values
         self.honest = chosen[settings.attackers :].sort().values
-        self.arrivals = arriving(settings)
+        self.arrivals = draw_arrivals(settings)
         self.scene = Scene(
             self.net,
             self.data,
@@ -51,23 +50,23 @@ class Federation:
         )
 
     def draw(self, clients: Tensor, purpose: str) -> Tensor:
-        """(.., B): a minibatch of each of these clients (..), drawn with replacement from its own samples.
+        """(.., B): a minibatch of each of these clients (..), drawn with replacement from the client's own samples.
 
-        purpose: "samples" to train on, "extra" ones that an attack asks for, or to "look" at
+        purpose: "samples" for training, "extra" for an attack, or "look" for an evaluation
         """
         u = torch.rand(*clients.shape, self.settings.batch, generator=self._draws[purpose], dtype=torch.float64)
         within = (u * self._sizes[clients][..., None]).long()
         return self._order[self._first[clients][..., None] + within]
 
     def some_honest(self, rounds: int, count: int) -> Tensor:
-        """(rounds, count): honest clients, each round other ones unless all are asked for."""
+        """(rounds, count): `count` honest clients, drawn anew for each round."""
         if count >= len(self.honest):
             return self.honest.expand(rounds, -1)
         mixed = torch.rand(rounds, len(self.honest), generator=self._draws["extra"]).argsort(1)[:, :count]
         return self.honest[mixed]
 
     def trusted(self) -> Trusted:
-        """What the server asks of its own clean samples, drawn from the clients' all together."""
+        """Gradient, loss and entropy on the server's own clean samples, drawn from all training data."""
         generator = torch.Generator().manual_seed(stream(self.settings, "trusted"))
         chosen = torch.randperm(len(self.data.train_y), generator=generator)[: self.settings.trusted]
         x, y = self.data.train(chosen.to(self.settings.device))
@@ -82,17 +81,18 @@ class Federation:
 
 @lru_cache(maxsize=4)
 def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Dataset:
-    """Once in a device's memory, whatever number of runs there is."""
+    """A data set on a device, loaded once for all runs."""
     whole = datasets.load(name, data_dir)
     return (whole.held_out(holdout) if holdout else whole).to(device)
 
 
-def stream(settings: Settings, purpose: str) -> int:
-    """A seed for one purpose."""
+def stream(settings: Resolved, purpose: str) -> int:
+    """The seed of one purpose."""
     return int.from_bytes(hashlib.sha256(f"{purpose} {settings.seed}".encode()).digest()[:6])
 
 
-def shared_out(settings: Settings, data: Dataset) -> list[Tensor]:
+def split(settings: Resolved, data: Dataset) -> list[Tensor]:
+    """The samples of each client."""
     labels, seed = data.train_y, stream(settings, "partition")
     if not data.classes:
         return partition.stretches(len(labels), settings.clients)
@@ -101,27 +101,27 @@ def shared_out(settings: Settings, data: Dataset) -> list[Tensor]:
     return partition.skewed(labels, data.classes, settings.clients, settings.degree, seed)
 
 
-def arriving(settings: Settings) -> arrivals.Arrivals:
+def draw_arrivals(settings: Resolved) -> arrivals.Arrivals:
     sizes = settings.rounds, settings.clients, settings.delay
     if settings.arrivals == "clock":
         return arrivals.clock(*sizes, settings.spread, stream(settings, "arrivals"))
     return arrivals.uniform(*sizes, stream(settings, "arrivals"))
 
 
-LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
-def check_memory(settings: Settings, parameters: int) -> None:
-    """Refuses what cannot fit. Linux hands out memory that it does not have and ends a process that then uses it."""
+def check_memory(settings: Resolved, parameters: int) -> None:
+    """Refuse a run that cannot fit: Linux overcommits memory and kills the process that then uses it."""
     stretch = -(-settings.rounds // settings.evaluations)  # rounds from evaluation to evaluation
-    seen = 1 + settings.attackers  # minibatches per round at most: some attacks look at every client's
-    batches = stretch * settings.batch * 16 * seen
-    rows = settings.delay + 1  # models that are kept
+    minibatches = 1 + settings.attackers  # per round at most: some attacks need one of every attacker
+    batches = stretch * settings.batch * 16 * minibatches
+    rows = settings.delay + 1  # kept models
     if settings.defense.startswith("secureafl"):
         rows += settings.clients * (2 + 2 * settings.memory)
     need = settings.rounds * 100 + (batches + rows * parameters * 4 if settings.device == "cpu" else 0)
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = LIMIT.read_text().strip() if LIMIT.exists() else ""
+    limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.exists() else ""
     have = min(have, int(limit)) if limit.isdigit() else have
     if need > have:
         raise ValueError(

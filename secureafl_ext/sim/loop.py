@@ -1,25 +1,29 @@
-"""One run: rounds in stretches from evaluation to evaluation; on a GPU each round is a CUDA graph."""
+"""One run: rounds from evaluation to evaluation. On a GPU each round is a CUDA graph."""
 
 import gc
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .. import attacks, defenses
+from .. import SecureAFL, attacks, defenses
 from ..attacks import View
 from . import metrics
 from .federation import Federation
-from .settings import Settings
+from .settings import Resolved, Settings, variant_settings
+
+log = logging.getLogger(__name__)
 
 HEAD = 4  # columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness
-CAPTURING, STREAMS = threading.Lock(), threading.local()
+CAPTURE_LOCK, STREAMS = threading.Lock(), threading.local()
 
 
 @dataclass(frozen=True)
@@ -27,36 +31,56 @@ class Point:
     """One evaluation."""
 
     round: int
-    error: float  # share of wrong classes, or root mean squared error; inf where a regression has diverged
-    asr: float | None  # how often a backdoor opens; None without one
+    error: float  # share of wrong classes, or root mean squared error; inf if a regression has diverged
+    asr: float | None  # attack success rate of a backdoor; None without one
+
+
+class Stop(Protocol):
+    """An event of threads or of processes."""
+
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    settings: Settings  # resolved
+    settings: Resolved
     curve: list[Point]
-    summary: dict[str, float | int | bool | None]
+    summary: dict[str, Any]  # numbers, booleans, or None where a measure is undefined
+
+    @property
+    def error(self) -> float:
+        return self.summary["error"]
+
+    @property
+    def asr(self) -> float | None:
+        return self.summary.get("asr")
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.summary.get("diverged"))
 
 
 class Rounds:
-    """A federation, a defense and an attack, and the tables on the device that one round after the other reads.
+    """A federation, a defense, an attack, and the tables on the device that the rounds read.
 
     past: (delay + 1, d) the last models, version v in row v % rows
     plan: (stretch, 4 + B) int64: client, row of the model trained on, row for the next one, staleness, samples
-    extra: (malicious rounds of the stretch, own - 1 + honest, B) int64: what else an attack asks for
-    Nothing of a round is decided on the host but its kind, honest or malicious, so that a captured one serves for all.
+    extra: (malicious rounds of the stretch, own - 1 + honest, B) int64: further samples for the attack
+    A stretch is the rounds between two evaluations. The host decides only whether a round is honest or malicious, so
+    one captured graph of a kind serves all its rounds.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Resolved):
         self.federation = federation = Federation(settings)
         self.settings, self.net, self.data = settings, federation.net, federation.data
         trusted = federation.trusted() if defenses.DEFENSES[settings.defense].needs_trusted else None
         make = partial(defenses.make, settings.defense, federation.start, settings.clients, settings.lr)
         options = defense_settings(settings, self.data.classes)
-        # With models kept here the server needs no old ones, and a round has two phases to capture, not one for each.
+        # The old models are in `past`. A server that keeps none has two phases to capture instead of delay + 2.
         self.server = make(0, trusted, **options)
-        if not self.server.capturable:  # asked by version, it does
-            del self.server  # before the other one is there: a history can be large
+        if not self.server.capturable:  # its submit() takes a version, so it must keep the models
+            del self.server  # before the next one is allocated: a history can be large
             self.server = make(settings.delay, trusted, **options)
         self.server.reserve(settings.rounds)
         self.past = self.server.model.repeat(settings.delay + 1, 1)
@@ -78,7 +102,7 @@ class Rounds:
         self.captured = Captured() if settings.device.startswith("cuda") and self.server.capturable else None
 
     def advance(self, rounds: int) -> None:
-        """The next so many rounds, a stretch at most. Does not wait for the device."""
+        """Run the next `rounds` rounds, at most a stretch. Does not wait for the device."""
         part = slice(self.done, self.done + rounds)
         client, staleness = (table[part] for table in self.federation.arrivals[:2])
         kinds = self.is_malicious[part]
@@ -100,13 +124,14 @@ class Rounds:
         self.done += rounds
 
     def _extra(self, clients: Tensor) -> Tensor:
-        """Samples for the attacks of these malicious clients (rounds), in the order in which they come."""
+        """Further samples for the attacks of these malicious clients (rounds), in order of arrival."""
         own = clients[:, None].expand(-1, self.attack.own - 1)
         honest = self.federation.some_honest(len(clients), self.attack.honest)
         return self.federation.draw(torch.cat([own, honest], 1), "extra")
 
-    def round(self, malicious: bool, client: int | None = None, version: int | None = None) -> None:
-        """One round: the row of the plan that `at` points to. Without numbers for the host it can be captured."""
+    def round(self, malicious: bool, client: int = -1, version: int = -1) -> None:
+        """One round: the row of the plan that `at` points to. Only a server that is not capturable needs the numbers
+        of the client and the version on the host."""
         server, row = self.server, self.plan.index_select(0, self.at)[0]
         who, samples = row[:1], row[HEAD:]
         trained_on = self.past.index_select(0, row[1:2])[0]
@@ -138,22 +163,25 @@ class Rounds:
         return Point(self.done, error, metrics.success(self.net, self.data, model, trigger) if trigger else None)
 
     def estimation_error(self) -> float | None:
-        """How far the server's estimates of the honest clients it knows are from gradients of theirs, now."""
-        known = self.federation.honest[self.server.seen.cpu()[self.federation.honest]]
+        """Relative error of the server's estimates against new gradients of the honest clients that it has seen."""
+        server = self.server
+        if not isinstance(server, SecureAFL):  # no other defense estimates
+            return None
+        known = self.federation.honest[server.seen.cpu()[self.federation.honest]]
         if len(known) == 0:
             return None
         x, y = self.data.train(self.federation.draw(known, "look").to(self.settings.device))
-        return metrics.estimation(
-            self.server.estimates()[known.to(self.settings.device)], self.net.gradients(self.server.model, x, y)
-        )
+        gradients = self.net.gradients(server.model, x, y)
+        return metrics.estimation(server.estimates()[known.to(self.settings.device)], gradients)
 
 
 class Captured:
-    """Rounds as CUDA graphs, one for each kind and phase of the server; the first of a kind runs as it is, for what
-    libraries set up on first use. All of one run share their memory: they are replayed one after the other."""
+    """Rounds as CUDA graphs, one per kind (honest, malicious) and phase of the server. The first round of a kind runs
+    eagerly, because libraries allocate on first use. The graphs of a run share one memory pool: they never overlap."""
 
-    def __init__(self):
-        self.graphs, self.warm = {}, set()
+    def __init__(self) -> None:
+        self.graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+        self.warm: set[bool] = set()
         self.pool = torch.cuda.graph_pool_handle()
 
     def round(self, rounds: Rounds, malicious: bool) -> None:
@@ -166,16 +194,16 @@ class Captured:
         if key in self.graphs:
             server.version += 1
         else:
-            self.graphs[key] = self._capture(rounds, malicious)  # which counts the version on, but runs nothing yet
+            self.graphs[key] = self._capture(rounds, malicious)  # increments the version, but runs nothing yet
         self.graphs[key].replay()
 
     def _capture(self, rounds: Rounds, malicious: bool) -> torch.cuda.CUDAGraph:
-        """Without what torch.cuda.graph does around it: to collect garbage each time would take longer than the rest.
+        """Like torch.cuda.graph, but without its garbage collection, which takes longer than the capture.
 
-        But none may be collected meanwhile: a graph of an earlier run must not be freed while this thread captures.
+        Garbage collection is off during the capture: it could free an older graph, which is not allowed meanwhile.
         """
         graph = torch.cuda.CUDAGraph()
-        with CAPTURING:
+        with CAPTURE_LOCK:
             collects = gc.isenabled()
             gc.disable()
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
@@ -191,18 +219,20 @@ class Captured:
 def run(
     settings: Settings,
     watch: Callable[[Point], None] | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
 ) -> Outcome:
-    """One run from its first round to its last; `watch` sees every evaluation, `stop` ends it before the next."""
-    settings = settings.resolve()
-    with side_stream(settings.device), exact():
-        return _run(settings, watch, stop)
+    """One run. `watch` gets every evaluation; a set `stop` ends the run before the next stretch."""
+    resolved = settings.resolve()
+    with side_stream(resolved.device), exact():
+        return _run(resolved, watch or (lambda point: None), stop)
 
 
-def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: threading.Event | None) -> Outcome:
+def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) -> Outcome:
     began = time.perf_counter()
-    rounds, curve, errors, spent = Rounds(settings), [], [], 0.0
-    stretch = len(rounds.plan)
+    rounds = Rounds(settings)
+    curve: list[Point] = []
+    errors: list[float | None] = []
+    spent, stretch = 0.0, len(rounds.plan)
     while rounds.done < settings.rounds:
         if stop is not None and stop.is_set():
             raise KeyboardInterrupt
@@ -211,12 +241,12 @@ def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: thread
         rounds.at.item()  # waits
         spent += time.perf_counter() - before
         curve.append(rounds.evaluate())
-        if settings.estimation_error and hasattr(rounds.server, "estimates"):
+        log.debug("%s under %s: %s", settings.defense, settings.attack, curve[-1])
+        if settings.estimation_error:
             errors.append(rounds.estimation_error())
-        if watch is not None:
-            watch(curve[-1])
+        watch(curve[-1])
     known = [error for error in errors if error is not None]
-    summary = {
+    summary: dict[str, Any] = {
         "error": curve[-1].error,
         "asr": curve[-1].asr,
         "diverged": diverged(curve[-1].error, rounds.data.classes),
@@ -229,26 +259,24 @@ def _run(settings: Settings, watch: Callable[[Point], None] | None, stop: thread
     return Outcome(settings, curve, summary)
 
 
-def defense_settings(settings: Settings, classes: int) -> dict[str, object]:
-    """What a defense is set to: what it shares with the run, then its own options."""
-    shared = {
+def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
+    """The keyword arguments of the defense: settings of the run that it needs, then its own options."""
+    shared: dict[str, dict[str, object]] = {
         "kardam": {"malicious": round(settings.malicious * settings.clients)},
         "sageflow": {"classes": classes},
     }
-    takes = defenses.DEFENSES[settings.defense].settings  # a variant may have fixed one
-    ours = {name: getattr(settings, name) for name in ("quantile", "memory", "max_norm", "trust") if name in takes}
-    common = ours if settings.defense.startswith("secureafl") else shared.get(settings.defense, {})
-    return {**common, **settings.defense_options}
+    ours = {name: getattr(settings, name) for name in variant_settings(settings.defense)}
+    return {**ours, **shared.get(settings.defense, {}), **settings.defense_options}
 
 
 def diverged(error: float, classes: int) -> bool:
-    """No better than one answer to all questions; a regression: infinitely wrong."""
+    """Whether a classifier is no better than a constant answer, or the error of a regression is infinite."""
     return error >= 1 - 1 / classes - 1e-9 if classes else math.isinf(error)
 
 
-def side_stream(device: str):
-    """Runs side by side need a stream each, and the default one cannot be captured. A thread keeps its own: torch hands
-    out the same few again and again."""
+def side_stream(device: str) -> AbstractContextManager[object]:
+    """A CUDA stream of this thread's own: runs in parallel need one each, and the default stream cannot be captured.
+    A thread keeps its stream, because torch has only a few and would hand out one twice."""
     if not device.startswith("cuda"):
         return nullcontext()
     if device not in vars(STREAMS):
@@ -256,6 +284,6 @@ def side_stream(device: str):
     return torch.cuda.stream(getattr(STREAMS, device))
 
 
-def exact():
-    """The same sums in the same order, in float32, from every library: one seed, one result."""
+def exact() -> AbstractContextManager[object]:
+    """Deterministic float32 arithmetic: the same seed gives the same result."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)

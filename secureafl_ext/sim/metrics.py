@@ -1,4 +1,4 @@
-"""How good a model is, and how well a filter told the malicious from the honest."""
+"""Quality of a model, and quality of a filter."""
 
 import math
 
@@ -14,27 +14,27 @@ CHUNK = 2_000  # test images at a time
 
 @torch.no_grad()
 def error(net: Net, data: Dataset, model: Tensor) -> float:
-    """Share of the test images that are taken for another class; for a regression the root mean squared error.
+    """Share of misclassified test images; for a regression the root mean squared error.
 
-    What a broken model says of an image, NaN or infinite, is wrong; a regression that says so has the error inf.
+    A prediction that is not finite counts as wrong; it makes the error of a regression inf.
     """
     outputs = torch.cat([net.predict(model, data.inputs(x)) for x in data.test_x.split(CHUNK)])
     if data.classes:
-        return float((decided(outputs) != data.test_y).double().mean())
+        return float((predicted(outputs) != data.test_y).double().mean())
     root = float((outputs.double() - data.test_y).square().mean().sqrt())
     return root if math.isfinite(root) else math.inf
 
 
 @torch.no_grad()
 def success(net: Net, data: Dataset, model: Tensor, trigger: Trigger) -> float:
-    """Share of the test images of other classes that the whole trigger makes one of the target's."""
+    """Attack success rate: share of the test images of other classes that the whole trigger moves to the target."""
     others = data.test_x[data.test_y != trigger.target]
     outputs = [net.predict(model, data.inputs(trigger.apply(x))) for x in others.split(CHUNK)]
-    return float((decided(torch.cat(outputs)) == trigger.target).double().mean())
+    return float((predicted(torch.cat(outputs)) == trigger.target).double().mean())
 
 
-def decided(logits: Tensor) -> Tensor:
-    """(B): the classes, -1 where there is none to tell."""
+def predicted(logits: Tensor) -> Tensor:
+    """(B): the predicted classes, -1 for logits that are not finite."""
     return torch.where(logits.isfinite().all(1), logits.argmax(1), -1)
 
 
@@ -44,7 +44,10 @@ def estimation(estimates: Tensor, gradients: Tensor) -> float:
 
 
 def verdicts(accepted: Tensor, malicious: Tensor) -> dict[str, float | None]:
-    """Shares of uploads, and how well a rejection tells a malicious client. accepted, malicious: (rounds) bool"""
+    """Shares of uploads, and precision and recall of a rejection as a test for malicious clients.
+
+    accepted, malicious: (rounds) bool
+    """
 
     def share(part: Tensor, whole: Tensor) -> float | None:
         return int((part & whole).sum()) / int(whole.sum()) if whole.any() else None

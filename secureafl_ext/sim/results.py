@@ -1,20 +1,20 @@
-"""Finished runs as JSON lines: one line is all that is needed to tell what was run, on what, and what came of it."""
+"""Finished runs as JSON lines: one line has the settings, the curve, the summary, the device and the versions."""
 
 import fcntl
 import json
+import logging
 import math
 import os
 import platform
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy
 import torch
@@ -23,12 +23,14 @@ import secureafl_ext
 
 from .. import bounded_files
 from .loop import Outcome, Point
-from .options import CALLED, KINDS, fits
-from .settings import Settings
+from .options import KINDS, TYPE_NAMES, fits
+from .settings import Resolved
+
+log = logging.getLogger(__name__)
 
 NAME = "results.jsonl"
-MOST = 2**30  # bytes of such a file; a run takes a few thousand
-# JSON has no such numbers. They are written as these strings, wherever they stand, and read back as numbers.
+MOST_BYTES = 2**30  # of a results file; a run takes a few thousand
+# JSON has no such numbers: they are written as these strings, and read back as numbers.
 NOT_FINITE = ("inf", "-inf", "nan")
 
 
@@ -36,22 +38,22 @@ NOT_FINITE = ("inf", "-inf", "nan")
 class Record:
     outcome: Outcome
     started: str  # UTC, ISO 8601
-    commit: str | None  # of the package's source; None where that was an archive
+    commit: str | None  # of the package's source; None if it was built from an archive
     device: str
     versions: dict[str, str]
 
 
 def record(outcome: Outcome) -> Record:
-    """To be called when the run ends."""
+    """The record of a run that has just ended."""
     began = datetime.now(UTC) - timedelta(seconds=outcome.summary["seconds"])
     device = device_name(outcome.settings.device)
     return Record(outcome, began.isoformat(timespec="seconds"), commit(), device, versions())
 
 
 def append(path: Path, new: Record) -> None:
-    """One more line, on the disk when this returns. What a crash left of a line is cut off first.
+    """Append a line, and wait until it is on the disk. Cut off a partial line that a crash left.
 
-    Any number of processes may append to one file: the lock lets them in one after the other.
+    A lock lets any number of processes append to one file.
     """
     line = dumps(flat(new)).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,18 +65,18 @@ def append(path: Path, new: Record) -> None:
             file.truncate(end)
             rest = b""
         try:
-            # Only the newline was lost where the rest can be read.
+            # If the last line can be read, only its newline is missing.
             file.write((b"\n" if rest else b"") + line)
             file.flush()
             os.fsync(file.fileno())
-        except OSError:  # a full disk: no half line stays behind
+        except OSError:  # a full disk: leave no partial line
             file.truncate(end)
             raise
 
 
 @contextmanager
 def locked(file: IO[bytes], kind: int) -> Iterator[None]:
-    """Waits for other processes. The system unlocks the file when this one ends, however it ends."""
+    """Wait for other processes. The system releases the lock if this process dies."""
     fcntl.flock(file, kind)
     try:
         yield
@@ -83,7 +85,7 @@ def locked(file: IO[bytes], kind: int) -> Iterator[None]:
 
 
 def _last_line(file: IO[bytes], step: int = 65536) -> bytes:
-    """What stands after the last newline."""
+    """The text after the last newline."""
     start = file.seek(0, os.SEEK_END)
     rest = b""
     while start and b"\n" not in rest:
@@ -94,31 +96,31 @@ def _last_line(file: IO[bytes], step: int = 65536) -> bytes:
 
 
 def ready(folder: Path) -> None:
-    """Refuses a folder to which results could not be written, before they are computed."""
+    """Refuse a folder that cannot be written, before the runs."""
     path = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file, locked(file, fcntl.LOCK_EX):
             pass
         if path.exists():
-            bounded_files.need_file(path, MOST)
+            bounded_files.need_file(path, MOST_BYTES)
             with open(path, "ab+"):
                 pass
     except OSError as error:
         raise ValueError(f"out must be a folder for results, got {str(folder)!r}: {error.strerror}") from error
 
 
-def flat(kept: Record) -> dict[str, object]:
-    """As it stands in a line: settings, curve, summary, started, commit, device, versions."""
+def flat(kept: Record) -> dict[str, Any]:
+    """The content of a line: settings, curve, summary, started, commit, device, versions."""
     parts = asdict(kept)
     return parts.pop("outcome") | parts
 
 
-def read(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[Record]:
-    """Every record, oldest first; none where there is no file. A damaged line is left out, with a warning."""
+def read(path: Path, warn: Callable[[str], None] = log.warning) -> list[Record]:
+    """All records, oldest first; an empty list without a file. A damaged line is left out, with a warning."""
     if not path.exists():
         return []
-    bounded_files.need_file(path, MOST)
+    bounded_files.need_file(path, MOST_BYTES)
     records = []
     with open(path, "rb") as file, locked(file, fcntl.LOCK_SH):  # no line is half written meanwhile
         for number, line in enumerate(file, 1):
@@ -126,23 +128,23 @@ def read(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[Record
             if parts is not None:
                 records.append(_record(parts, f"{path}, line {number}"))
             elif line.endswith(b"\n"):
-                warn(f"{path}, line {number} is damaged and does not count: no JSON object, but {line[:40]!r}")
+                warn(f"{path}, line {number} is damaged and is left out: expected a JSON object, got {line[:40]!r}")
             else:
-                warn(f"{path}, line {number} is cut short and does not count; the next result replaces it")
+                warn(f"{path}, line {number} is cut short and is left out; the next result replaces it")
     return records
 
 
 def write_whole(path: Path, value: object) -> None:
-    """A file of JSON that is there complete or not at all."""
+    """Write a JSON file atomically."""
     replace_text(path, dumps(value, indent=1) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Whoever looks finds the old file or the new one, whole."""
+    """Replace a file atomically: a reader sees the old text or the new text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.unlink(missing_ok=True)
-    with open(new, "x", encoding="utf-8") as file:  # never through a link that lies there
+    with open(new, "x", encoding="utf-8") as file:  # does not follow a link
         file.write(text)
     os.replace(new, path)
 
@@ -151,7 +153,7 @@ def dumps(value: object, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
-def loads(text: str | bytes) -> object:
+def loads(text: str | bytes) -> Any:
     return _numbers(json.loads(text))
 
 
@@ -176,8 +178,8 @@ def device_name(device: str) -> str:
 
 @cache
 def commit() -> str | None:
-    """`git describe` where git knows this very file: a package may be installed inside another checkout. Else that of
-    the source it was built from.
+    """`git describe`, if git tracks this file: a package may be installed inside another checkout. Otherwise the commit
+    that the package was built from.
     """
     git, here = ["git", "-C", str(Path(__file__).parent)], Path(__file__).name
     try:
@@ -188,10 +190,10 @@ def commit() -> str | None:
     return answer.stdout.strip()
 
 
-def _record(parts: dict, where: str) -> Record:
+def _record(parts: dict[str, Any], where: str) -> Record:
     try:
         curve = [Point(**point) for point in parts.pop("curve")]
-        outcome = Outcome(Settings(**parts.pop("settings")), curve, parts.pop("summary"))
+        outcome = Outcome(Resolved(**parts.pop("settings")), curve, parts.pop("summary"))
         made = Record(outcome, **parts)
         _check(made)
     except (KeyError, TypeError) as error:
@@ -200,10 +202,10 @@ def _record(parts: dict, where: str) -> Record:
 
 
 def _check(record: Record) -> None:
-    """Types alone; what reads a record takes them for granted."""
+    """Check the types, which the readers of a record rely on."""
     settings, summary = record.outcome.settings, record.outcome.summary
     for name, kind in KINDS.items():
-        _need(name, getattr(settings, name), kind, optional=True)
+        _need(name, getattr(settings, name), kind, optional=name == "data_dir")
     for point in record.outcome.curve:
         _need("round", point.round, int)
         _need("error", point.error, float)
@@ -221,10 +223,10 @@ def _check(record: Record) -> None:
 
 def _need(name: str, value: object, kind: type, optional: bool = False) -> None:
     if not fits(kind, value) and not (optional and value is None):
-        raise TypeError(f"{name} must be {CALLED[kind]}")
+        raise TypeError(f"{name} must be {TYPE_NAMES[kind]}")
 
 
-def _parsed(line: bytes) -> dict | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         value = loads(line)
     except (ValueError, RecursionError):

@@ -1,37 +1,53 @@
-"""Several runs: one after the other, on a GPU in threads side by side, or in processes of their own."""
+"""Many runs: one after the other, in parallel threads on a GPU, or in processes."""
 
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.queues import SimpleQueue
+from typing import NamedTuple
 
 import torch
 
 from . import loop
-from .loop import Outcome, Point
+from .loop import Outcome, Point, Stop
 from .settings import Settings
 
+log = logging.getLogger(__name__)
+
 SIDE_BY_SIDE = 8  # threads on one GPU: an H200 gets no faster with 12 or 16
-LOOK = 0.1  # seconds between two looks at what processes tell
-WORKER = {}  # in a process: where its points go, what ends it
+POLL_SECONDS = 0.1  # between two reads of the processes' queue
 
 Watch = Callable[[int, Point], None]
 Done = Callable[[int, Outcome], None]
 
 
-def run_many(many: list[Settings], watch: Watch | None = None, done: Done | None = None, processes: int = 1) -> None:
-    """All of them. The callbacks get a run's place in the list, one at a time.
+class Worker(NamedTuple):
+    """In a worker process: the queue for its evaluations, and the event that stops it."""
 
-    processes: so many share the work, each with one run at a time, and the CPU's threads
+    points: "SimpleQueue[tuple[int, Point]]"
+    stop: Stop
+
+
+_workers: list[Worker] = []  # of this process: one, or none in the parent
+
+
+def run_many(
+    many: Sequence[Settings], watch: Watch | None = None, done: Done | None = None, processes: int = 1
+) -> None:
+    """All runs. `watch` gets every evaluation, `done` every outcome, both with the index of the run; never two at once.
+
+    processes: number of worker processes, which share the CPU's threads; each makes one run at a time
     """
     if processes < 1:
         raise ValueError(f"processes must be 1 or more, got {processes}")
     watch, done = watch or (lambda i, point: None), done or (lambda i, outcome: None)
+    log.info("%d runs in %d processes", len(many), processes)
     if processes > 1:
         in_processes(many, watch, done, processes)
     elif all(settings.resolve().device.startswith("cuda") for settings in many):
@@ -41,42 +57,46 @@ def run_many(many: list[Settings], watch: Watch | None = None, done: Done | None
             done(i, loop.run(settings, partial(watch, i)))
 
 
-def in_threads(many: list[Settings], watch: Watch, done: Done) -> None:
-    stop, one_at_a_time = threading.Event(), threading.Lock()
+def in_threads(many: Sequence[Settings], watch: Watch, done: Done) -> None:
+    stop, callback_lock = threading.Event(), threading.Lock()
 
-    def say(what: Callable, *arguments: object) -> None:
-        with one_at_a_time:
-            what(*arguments)
+    def locked_watch(i: int, point: Point) -> None:
+        with callback_lock:
+            watch(i, point)
 
-    def one(i: int) -> None:
-        say(done, i, loop.run(many[i], lambda point: say(watch, i, point), stop))
+    def run_one(i: int) -> None:
+        outcome = loop.run(many[i], partial(locked_watch, i), stop)
+        with callback_lock:
+            done(i, outcome)
 
-    # Threads that set torch's flags by turns must find the same ones.
-    with loop.exact(), ThreadPoolExecutor(SIDE_BY_SIDE) as pool, ending(pool, stop):
-        for future in [pool.submit(one, i) for i in range(len(many))]:
+    # Set torch's flags once around all threads: they are global, and each run restores the values that it found.
+    with loop.exact(), ThreadPoolExecutor(SIDE_BY_SIDE) as pool, stop_on_error(pool, stop):
+        for future in [pool.submit(run_one, i) for i in range(len(many))]:
             future.result()
 
 
-def in_processes(many: list[Settings], watch: Watch, done: Done, count: int) -> None:
-    """Threads of one process wait for each other wherever Python is at work; processes only for the device."""
-    context = get_context("spawn")  # CUDA survives no fork
-    news, stop = context.SimpleQueue(), context.Event()  # simple: a point is in it before its run goes on
+def in_processes(many: Sequence[Settings], watch: Watch, done: Done, count: int) -> None:
+    """Threads of one process share Python's lock; processes share only the device."""
+    context = get_context("spawn")  # CUDA does not survive a fork
+    # A SimpleQueue has no feeder thread: a point is in the queue before its run continues.
+    points: SimpleQueue[tuple[int, Point]] = context.SimpleQueue()
+    stop = context.Event()
     threads = max(1, torch.get_num_threads() // count)
-    workers = ProcessPoolExecutor(count, context, enter, (news, stop, threads))
-    with workers as pool, ending(pool, stop), cpu_threads(threads):  # here too, for who asks what a run had
-        runs = {pool.submit(one_of, i, settings): i for i, settings in enumerate(many)}
+    workers = ProcessPoolExecutor(count, context, initializer=start_worker, initargs=(points, stop, threads))
+    with workers as pool, stop_on_error(pool, stop), cpu_threads(threads):  # the results record this number
+        runs = {pool.submit(run_in_worker, i, settings): i for i, settings in enumerate(many)}
         waiting = set(runs)
         while waiting:
-            finished, waiting = wait(waiting, LOOK, FIRST_COMPLETED)
-            while not news.empty():
-                watch(*news.get())
+            finished, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+            while not points.empty():
+                watch(*points.get())
             for future in finished:
                 done(runs[future], future.result())
 
 
 @contextmanager
-def ending(pool: Executor, stop: threading.Event) -> Iterator[None]:
-    """What fails or is interrupted ends the other runs too, at their next evaluation."""
+def stop_on_error(pool: Executor, stop: Stop) -> Iterator[None]:
+    """An error or an interrupt stops the other runs at their next evaluation."""
     try:
         yield
     except BaseException:
@@ -95,19 +115,22 @@ def cpu_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def enter(news: SimpleQueue, stop: threading.Event, threads: int) -> None:
-    """In a process, first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the one that began it, which says when to stop
-    threading.Thread(target=end_with_parent, daemon=True).start()
+def start_worker(points: "SimpleQueue[tuple[int, Point]]", stop: Stop, threads: int) -> None:
+    """The first call in a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which sets `stop`
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    WORKER.update(news=news, stop=stop)
+    _workers.append(Worker(points, stop))
 
 
-def end_with_parent() -> None:
-    """Who is killed says nothing: its processes would keep the device until their runs, and a few more, are done."""
-    parent_process().join()
+def exit_with_parent() -> None:
+    """Exit if the parent dies; otherwise orphans hold the GPU."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
     os._exit(1)
 
 
-def one_of(i: int, settings: Settings) -> Outcome:
-    return loop.run(settings, lambda point: WORKER["news"].put((i, point)), WORKER["stop"])
+def run_in_worker(i: int, settings: Settings) -> Outcome:
+    worker = _workers[0]
+    return loop.run(settings, lambda point: worker.points.put((i, point)), worker.stop)

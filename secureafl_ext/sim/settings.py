@@ -1,8 +1,10 @@
-"""One run's settings: the command line, the TOML file, the results and the loop all speak of this one dataclass."""
+"""The settings of one run. The command line, the TOML file, the results and the loop share this dataclass."""
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -13,26 +15,26 @@ from ..tasks import datasets
 from ..tasks.models import MODELS
 
 ARRIVALS = {
-    "uniform": "the paper's: any client, any of the kept versions, all alike",
-    "clock": "clients of different speeds in an event queue; staleness is what comes of it",
+    "uniform": "as in the paper: each round any client on any kept version, all equally likely",
+    "clock": "an event queue of clients with different speeds; the staleness follows from the speeds",
 }
 PARTITIONS = {
-    "skewed": "the paper's: a label goes to its own group of clients with probability `degree`",
-    "dirichlet": "every label dealt by shares from a Dirichlet distribution of `concentration`",
+    "skewed": "as in the paper: a sample goes to the client group of its label with probability `degree`",
+    "dirichlet": "each label is split by shares from a Dirichlet distribution with parameter `concentration`",
 }
-SMALL = ("tiny-imagenet", "udacity")  # the paper has 10 clients there
+TEN_CLIENTS = ("tiny-imagenet", "udacity")  # the paper uses 10 clients there
 
 
 class UndefinedError(ValueError):
-    """Each setting is fine, but the two have no meaning together: a grid leaves such a run out."""
+    """Each setting is valid, but two of them have no meaning together. A grid leaves such a run out."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """None stands for a default that depends on other fields; `resolve` fills it in."""
+    """None means a default that depends on other fields; `resolve` replaces it."""
 
     dataset: str = datasets.DEFAULT
-    data_dir: str | None = None  # where to look first
+    data_dir: str | None = None  # folder that is searched first
     model: str | None = None  # cnn; resnet20 for colour images
     clients: int | None = None  # n: 50; 10 for tiny-imagenet and udacity, 20 on the embedded data
     malicious: float = 0.2  # share of the clients that attack
@@ -42,47 +44,68 @@ class Settings:
     defense_options: dict[str, object] = field(default_factory=dict)  # of that defense: `secureafl list defenses`
     rounds: int | None = None  # 20,000; 400 on the embedded data
     batch: int | None = None  # samples per gradient: 32; 64 for colour images
-    lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, whose runs are short; 0.001 for udacity
-    delay: int | None = None  # tau_max: an upload on an older version is refused: 10; with `clock` 4 per client
+    lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, which has short runs; 0.001 for udacity
+    delay: int | None = None  # tau_max: the server refuses an older upload: 10; with `clock` 4 per client
     arrivals: str = "uniform"
     spread: float = 1.0  # of `clock`: standard deviation of the logarithm of the clients' speeds
     partition: str = "skewed"
-    degree: float = 0.5  # x of `skewed`: how far from alike the clients' labels are
+    degree: float = 0.5  # of `skewed`: the paper's non-IID degree
     concentration: float = 0.5  # of `dirichlet`
     trusted: int = 100  # clean samples that the server holds, for the defenses that need them
-    holdout: float = 0.0  # this share of the training data is the test instead: to choose settings without looking
-    # SecureAFL and its variants alone; for the other defenses they mean nothing
+    holdout: float = 0.0  # test on this share of the training data instead of the test set, to choose settings
+    # SecureAFL and its variants only: see `VARIANT_SETTINGS`
     quantile: float = 0.8  # alpha
     memory: int = 3  # epsilon: pairs kept of every client
     max_norm: float = 50.0  # G
-    trust: float = 1.0  # cap on a correction, in norms of the update it corrects
-    # what is looked at, and where it runs
+    trust: float = 1.0  # cap on a correction, as a multiple of the norm of the update that it corrects
+    # evaluation and device
     evaluations: int = 20  # points of the curve
     estimation_error: bool = False  # compare estimates with true gradients at every evaluation
     seed: int = 0
-    device: str | None = None  # cuda where there is one and the extension was built for it, else cpu
+    device: str | None = None  # cuda if there is a GPU and the extension was built for CUDA, else cpu
 
-    def resolve(self) -> "Settings":
-        """With every None filled in; refuses what cannot be run, in words."""
+    def resolve(self) -> "Resolved":
+        """The settings with every None replaced. Raises ValueError for a value that cannot be run."""
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+        resolved = Resolved(**self._defaults() | {k: v for k, v in vars(self).items() if v is not None})
+        resolved._check()
+        return resolved
+
+    def _defaults(self) -> dict[str, Any]:
+        """The values of the fields that may be None."""
         embedded = self.dataset == datasets.DEFAULT
         grey = embedded or self.dataset == "fashion-mnist"
-        filled = {
+        clients = 20 if embedded else 10 if self.dataset in TEN_CLIENTS else 50
+        return {
             "model": "cnn" if grey else "resnet20",
-            "clients": 20 if embedded else 10 if self.dataset in SMALL else 50,
+            "clients": clients,
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,
-            # Of a squared error the curvature is some hundred times that of a cross entropy: 0.01 diverges by itself.
+            # A squared error has about a hundred times the curvature of a cross entropy: 0.01 diverges without attack.
             "lr": 0.05 if embedded else 0.001 if self.dataset == "udacity" else 0.01,
+            "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients),
             "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
         }
-        filled["delay"] = 10 if self.arrivals == "uniform" else 4 * (self.clients or filled["clients"])
-        whole = replace(self, **{name: value for name, value in filled.items() if getattr(self, name) is None})
-        whole._check()
-        return whole
+
+
+class Resolved(Settings):
+    """Settings without a None (except data_dir): the loop runs them, the results file records them."""
+
+    model: str
+    clients: int
+    rounds: int
+    batch: int
+    lr: float
+    delay: int
+    device: str
+
+    @property
+    def attackers(self) -> int:
+        """Number of malicious clients."""
+        return round(self.malicious * self.clients) if self.attack != "none" else 0
 
     def _check(self) -> None:
         for name, low, high in BOUNDS:
@@ -98,16 +121,24 @@ class Settings:
             )
         if regression and self.defense == "sageflow":
             raise UndefinedError(
-                f"defense 'sageflow' asks for the entropy of a prediction, and {self.dataset} is a regression"
+                f"defense 'sageflow' needs the entropy of a prediction, and {self.dataset} is a regression"
             )
 
-    @property
-    def attackers(self) -> int:
-        """How many clients are malicious; the settings must be resolved."""
-        return round(self.malicious * self.clients) if self.attack != "none" else 0
+
+# The settings that only SecureAFL has.
+VARIANT_SETTINGS = ("quantile", "memory", "max_norm", "trust")
 
 
-CHOICES = {
+def variant_settings(defense: str) -> list[str]:
+    """The VARIANT_SETTINGS that this defense uses: none if it is not SecureAFL, fewer if a variant fixes some."""
+    if not defense.startswith("secureafl"):
+        return []
+    used = [name for name in VARIANT_SETTINGS if name in DEFENSES[defense].settings]
+    # `trust` caps a correction, and a correction needs pairs.
+    return used if "memory" in used else [name for name in used if name != "trust"]
+
+
+CHOICES: dict[str, Collection[str]] = {
     "dataset": datasets.SOURCES,
     "model": MODELS,
     "attack": ATTACKS,
@@ -115,14 +146,14 @@ CHOICES = {
     "arrivals": ARRIVALS,
     "partition": PARTITIONS,
 }
-BOUNDS = (
+BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("clients", 1, math.inf),
     ("malicious", 0, 1),
     ("rounds", 1, 10**9),
     ("batch", 1, 10**6),
     ("lr", 0, math.inf),
     ("delay", 0, 10**9),
-    ("spread", 0, 100),  # speeds that differ by a factor of e ** 100, and no overflow
+    ("spread", 0, 100),  # speeds may differ by a factor of e ** 100 without an overflow
     ("degree", 0, 1),
     ("trusted", 1, math.inf),
     ("holdout", 0, 0.9),
@@ -136,15 +167,15 @@ BOUNDS = (
 
 
 def _check_device(device: str) -> None:
-    """What torch would only find out when the run has begun."""
+    """Refuse a device that is missing now, not when the run has started."""
     if not re.fullmatch(r"cpu|cuda(:\d{1,4})?", device):
         raise ValueError(f"device must be cpu, cuda or cuda:N, got {device!r}")
     if device == "cpu":
         return
     if not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu, as torch finds no CUDA device here, got {device!r}")
+        raise ValueError(f"device must be cpu: torch finds no CUDA device here, got {device!r}")
     if not build_info()["cuda"]:
-        raise ValueError(f"device must be cpu, as the extension was built without CUDA, got {device!r}")
+        raise ValueError(f"device must be cpu: the extension was built without CUDA, got {device!r}")
     count = torch.cuda.device_count()
     if int(device.partition(":")[2] or 0) >= count:
         raise ValueError(f"device must be cpu or one of cuda:0 to cuda:{count - 1}, got {device!r}")

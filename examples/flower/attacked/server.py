@@ -1,10 +1,10 @@
-"""The asynchronous server: Loop does the work, the rest of this file looks on."""
+"""The asynchronous server: Loop does the work, the rest of this file logs it."""
 
 import csv
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from secureafl_ext.flower import Event, Layout, Loop
 from . import task
 
 app = ServerApp()
-SAID = ("client", "malicious")  # metrics that the table at the end shows
+SHOWN = ("client", "malicious")  # metrics in the table at the end
 COUNTED = ("accepted", "rejected", "stale", "failed", "garbage", "vanished", "late", "twice", "left")
 
 
@@ -58,15 +58,17 @@ def main(grid: Grid, context: Context) -> None:
 
 
 class Log:
-    """What the run leaves: curve.csv, events.jsonl, and what is printed."""
+    """Writes curve.csv and events.jsonl, and prints a line per evaluation and a table at the end."""
 
     def __init__(self, out: Path, goes_on: bool):
         mode = "a" if goes_on else "w"
         names = "events.jsonl", "curve.csv"
         self.events, self.curve = (open(out / name, mode, 1) for name in names)  # noqa: SIM115 - closed below
         self.began = time.monotonic()
-        self.said: dict[int, dict[str, int]] = {}  # by node, what the client says of itself
-        self.since = Counter()
+        self.said: dict[int, dict[str, int]] = {}  # by node, the client's own metrics
+        self.since: Counter[str] = Counter()  # events since the last evaluation
+        self.staleness: dict[int, list[int]] = defaultdict(list)  # by node, of every judged update
+        self.recent: list[int] = []  # staleness since the last evaluation
         if not goes_on:
             self.curve.write("updates,seconds,error\n")
 
@@ -80,8 +82,11 @@ class Log:
     def event(self, event: Event) -> None:
         self.since[event.kind] += 1
         if event.metrics:
-            # A client may send anything under these names: only integers are numbers of clients.
-            self.said[event.node] = {k: v for k, v in event.metrics.items() if k in SAID and isinstance(v, int)}
+            # A client may send anything under these names: take only integers.
+            self.said[event.node] = {k: v for k, v in event.metrics.items() if k in SHOWN and isinstance(v, int)}
+        if event.staleness is not None:
+            self.staleness[event.node].append(event.staleness)
+            self.recent.append(event.staleness)
         line = {**asdict(event), "seconds": round(time.monotonic() - self.began, 3)}
         self.events.write(json.dumps(finite(line), allow_nan=False) + "\n")
 
@@ -89,23 +94,32 @@ class Log:
         seconds = time.monotonic() - self.began
         self.curve.write(f"{version},{seconds:.2f},{error:.4f}\n")
         counts = ", ".join(f"{self.since[kind]} {kind}" for kind in COUNTED if self.since[kind])
-        print(f"{version:5} updates  {seconds:6.1f} s  test error {error:.3f}  since then: {counts}", flush=True)
+        stale = f"staleness {spread(self.recent)}"
+        print(f"{version:5} updates  {seconds:6.1f} s  test error {error:.3f}  {stale}  new: {counts}", flush=True)
         self.since.clear()
+        self.recent.clear()
 
     def table(self, loop: Loop) -> None:
-        """Every client, what it says that it is, and what became of its replies."""
+        """Every client, its own claim to be honest or malicious, the fate of its replies, and their staleness."""
         kinds = [kind for kind in COUNTED if loop.totals()[kind]]
-        print(f"{'client':>8} {'is':>10} " + " ".join(f"{kind:>9}" for kind in kinds))
+        print(f"{'client':>8} {'is':>10} " + " ".join(f"{kind:>9}" for kind in kinds) + "  staleness")
         nodes = [node for node in loop.tally if node is not None]
         for node in sorted(nodes, key=lambda node: self.said.get(node, {}).get("client", -1)):
             said = self.said.get(node, {})
             is_ = {0: "honest", 1: "malicious"}.get(said.get("malicious"), "unknown")
             counts = " ".join(f"{loop.tally[node][kind]:9}" for kind in kinds)
-            print(f"{said.get('client', '?'):>8} {is_:>10} {counts}")
+            print(f"{said.get('client', '?'):>8} {is_:>10} {counts}  {spread(self.staleness[node])}")
+
+
+def spread(staleness: list[int]) -> str:
+    """Smallest, mean and largest."""
+    if not staleness:
+        return "-"
+    return f"{min(staleness)}..{sum(staleness) / len(staleness):.1f}..{max(staleness)}"
 
 
 def finite(value: object) -> object:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """JSON has no NaN and no infinity: null replaces them."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -114,7 +128,7 @@ def finite(value: object) -> object:
 
 
 def draw(folder: Path) -> None:
-    """Every defense that has run, in one picture."""
+    """The curves of all defenses that have run, in one picture."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

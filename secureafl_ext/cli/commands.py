@@ -1,0 +1,224 @@
+"""The commands that simulate, and those that show results. The docstring of a command is its help text."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..defenses import DEFENSES
+from ..defenses.tuned import tuned_options
+from ..report import grids, page, paper
+from ..sim import flat_table, results, runner
+from ..sim.loop import Outcome, Point
+from ..sim.options import axis, grid, prepare
+from ..sim.results import Record
+from ..sim.settings import Resolved, Settings
+from . import calibrate
+from .lists import print_list
+from .names import picture_name
+from .options import explicit_settings
+
+# `secureafl compare` without flags: no download, under two minutes on two cores.
+COMPARED = ("async-sgd", "zeno++", "secureafl-kin")
+COMPARED_UNDER = "gaussian"
+UNDEFENDED = calibrate.UNDEFENDED
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """one run: progress, a summary, a curve"""
+    from ..report import console
+
+    outcomes = _outcomes(_tuned([_settings(arguments)], arguments), arguments, ["attack", "defense"])
+    settings = outcomes[0].settings
+    used = ("dataset", "attack", "defense")
+    name = picture_name("run", [getattr(settings, each) for each in used], explicit_settings(arguments), used)
+    _present(outcomes, arguments, ["attack", "defense"], console.curves, name)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """defenses side by side under one attack; without flags a short example on the embedded data"""
+    from ..report import console
+
+    base = _settings(arguments)
+    names = list(DEFENSES) if arguments.defenses == "all" else arguments.defenses.split(",")
+    many = [replace(base, defense=name) for name in names]
+    if base.attack != "none":  # the baseline
+        many.append(replace(base, attack="none", defense=UNDEFENDED))
+    outcomes = _outcomes(_tuned(many, arguments), arguments, ["attack", "defense"])
+    others = [] if names == list(COMPARED) else [arguments.defenses]
+    parts, used = [base.dataset, base.attack, *others], ("dataset", "attack")
+    name = picture_name("compare", parts, explicit_settings(arguments), used)
+    _present(outcomes, arguments, ["attack", "defense"], console.curves, name)
+    print(console.sentence(outcomes))
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """one setting over a list of values, or a grid of several settings"""
+    from ..report import console
+
+    base, axes = _settings(arguments), dict(map(axis, arguments.axes))
+    outcomes = _outcomes(_tuned(grid(base, axes), arguments), arguments, list(axes))
+    used = [*axes, *(name for name in ("dataset", "attack", "defense") if name not in axes)]
+    parts = [*axes, *(str(getattr(base, name)) for name in used if name not in axes)]
+    name = picture_name("sweep", parts, explicit_settings(arguments), used)
+    _present(outcomes, arguments, list(axes), console.against, name)
+
+
+def calibration(arguments: argparse.Namespace) -> None:
+    """fit the attack strengths that the paper does not state to its results without a defense"""
+    from ..report import console
+
+    base = _settings(arguments)
+    attacks = arguments.attacks.split(",") if arguments.attacks else calibrate.free()
+    records = _simulate(calibrate.trials(base, attacks), arguments, ["attack", "attack_options"])
+    report = calibrate.report(records)
+    kept = Path(arguments.out) / f"calibration-{base.dataset}.json"
+    results.write_whole(kept, report)
+    console.print_table([record.outcome for record in records], ["attack", "attack_options"])
+    for name, choice in report["chosen"].items():
+        print(f"{name}: {console.format_value(choice['options'])}, {choice['distance']:.3f} from the paper")
+    print(f"Results: {results_file(arguments)}, {kept}")
+
+
+def paper_tables(arguments: argparse.Namespace) -> None:
+    """the paper's tables and figures from scratch, beside its own numbers"""
+    if arguments.list:
+        print_list(
+            "tables", [(name, f"{table.about} [{', '.join(table.datasets)}]") for name, table in paper.TABLES.items()]
+        )
+        return
+    from ..report import markdown
+
+    explicit, only, out = explicit_settings(arguments), dict(map(axis, arguments.only)), Path(arguments.out)
+    names = paper.chosen(arguments.table, explicit.get("dataset", arguments.base.dataset), only)
+    plans = [grids.plan(name, arguments.base, explicit, only, arguments.seeds) for name in names]
+    publish = partial(markdown.publish, out, shlex.join(["secureafl", *arguments.argv]))
+    for plan in plans:
+        grids.make(plan, lambda many, varied: _simulate(many, arguments, varied), publish, out)
+        print(f"{plan.name}: {out / plan.file}.md")
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """one HTML page of a results folder: tables, pictures, configuration"""
+    folder = Path(arguments.folder)
+    print(f"Report: {page.write(folder, Path(arguments.html or folder / 'report.html'))}")
+
+
+def show_results(arguments: argparse.Namespace) -> None:
+    """the runs of a results folder as a table, as CSV or as Parquet, one row per run"""
+    file = Path(arguments.folder) / results.NAME
+    if not file.exists():
+        raise ValueError(f"FOLDER must have a {results.NAME}, got {arguments.folder!r}")
+    records = results.read(file)
+    if arguments.parquet:
+        flat_table.write_parquet(Path(arguments.parquet), records)
+        say(f"{len(records)} runs: {arguments.parquet}")
+    if arguments.csv == "-":
+        flat_table.write_csv(sys.stdout, records)
+    elif arguments.csv:
+        with open(arguments.csv, "w", newline="", encoding="utf-8") as target:
+            flat_table.write_csv(target, records)
+        say(f"{len(records)} runs: {arguments.csv}")
+    if not (arguments.csv or arguments.parquet):
+        from ..report import console
+
+        console.print_table([record.outcome for record in records], ["dataset", "attack", "defense", "seed"])
+
+
+def say(text: str) -> None:
+    print(f"secureafl: {text}", file=sys.stderr, flush=True)
+
+
+def results_file(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.out) / results.NAME
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The defaults of the command, then the explicit settings."""
+    return replace(arguments.base, **explicit_settings(arguments))
+
+
+def _tuned(many: list[Settings], arguments: argparse.Namespace) -> list[Settings]:
+    """The runs with the tuned options of their defenses, unless --untuned. Explicit options win."""
+    if arguments.untuned:
+        return many
+    return [
+        replace(settings, defense_options=tuned_options(settings.defense, settings.dataset) | settings.defense_options)
+        for settings in many
+    ]
+
+
+def _say_tuned(wanted: list[Resolved]) -> None:
+    used = {
+        f"{settings.defense} {name}={value}": None
+        for settings in wanted
+        for name, value in tuned_options(settings.defense, settings.dataset).items()
+        if settings.defense_options.get(name) == value
+    }
+    if used:
+        say(f"tuned options: {', '.join(used)}; --untuned uses the defaults of each defense")
+
+
+def _outcomes(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Outcome]:
+    return [record.outcome for record in _simulate(many, arguments, varied)]
+
+
+def _simulate(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Record]:
+    """The records of these runs, in order. Runs that the results file has are not repeated, unless --fresh."""
+    from ..report import console
+    from .progress import progress
+    from .tensorboard import Board
+
+    wanted, path = prepare(many), results_file(arguments)
+    results.ready(path.parent)
+    board = Board(Path(arguments.tensorboard)) if arguments.tensorboard else None
+    known = [] if arguments.fresh else results.read(path)
+    records = {
+        i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings
+    }
+    missing = [i for i in range(len(wanted)) if i not in records]
+    if "untuned" in arguments:
+        _say_tuned(wanted)
+    if records:
+        say(f"{len(records)} of {len(wanted)} runs are in {path} already; --fresh runs them again")
+    if board:
+        for record in records.values():
+            board.whole(record.outcome)
+    if missing:
+        labels = [console.label(wanted[i], varied) for i in missing]
+        with progress(labels, [wanted[i].rounds for i in missing]) as (show, finish):
+
+            def watch(i: int, point: Point) -> None:
+                show(i, point)
+                if board:
+                    board.point(wanted[missing[i]], point)
+
+            def done(i: int, outcome: Outcome) -> None:
+                records[missing[i]] = results.record(outcome)
+                results.append(path, records[missing[i]])
+                finish(i, outcome)
+                if board:
+                    board.finish(outcome)
+
+            runner.run_many([wanted[i] for i in missing], watch, done, arguments.processes)
+    return [records[i] for i in range(len(wanted))]
+
+
+def _present(
+    outcomes: list[Outcome],
+    arguments: argparse.Namespace,
+    varied: list[str],
+    draw: Callable[[Path, list[Outcome], list[str]], None],
+    name: str,
+) -> None:
+    from ..report import console
+
+    picture = Path(arguments.out) / name
+    draw(picture, outcomes, varied)
+    console.print_table(outcomes, varied)
+    for note in console.divergence_notes(outcomes, varied):
+        print(note)
+    print(f"Results: {results_file(arguments)}, {picture}")

@@ -109,5 +109,5 @@ def test_refusals():
         skewed(LABELS, CLASSES, 4, 1.5, 0)
     with pytest.raises(ValueError, match="alpha must be positive, got 0"):
         dirichlet(LABELS, 4, 0, 0)
-    with pytest.raises(ValueError, match="0 clients"):
+    with pytest.raises(ValueError, match="clients must be 1 to 4, the number of samples, got 0"):
         stretches(4, 0)

@@ -102,7 +102,8 @@ def _register(point: EntryPoint) -> str | None:
         for registry, added in zip(_registries, before, strict=True):
             registry._added = added
         package = point.dist.name if point.dist else "unknown"
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = " ".join(f"{type(error).__name__}: {error}"[:300].split())
+        why = "".join(character if character.isprintable() else "?" for character in text)
         return f"plug-in {point.name!r} of the package {package!r} ({point.value}) is left out: {why}"
     return None
 

@@ -1,6 +1,7 @@
 """`secureafl report`: the page as a parser reads it, and as a browser shows it."""
 
 import base64
+import json
 import re
 import shutil
 import subprocess
@@ -21,7 +22,8 @@ from secureafl_ext.sim.settings import Settings
 
 VOID = {"meta", "img"}
 EVIL = "<script>alert('x')</script> & \"quoted\""
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "firefox"))), None)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Tree(HTMLParser):
@@ -38,7 +40,8 @@ class Tree(HTMLParser):
     @property
     def rows(self) -> dict[str, dict[str, str]]:
         """Of the tables with two columns, by their names."""
-        names = [attributes["aria-label"] for tag, attributes in self.attributes if tag == "div"]
+        boxes = [(attributes["aria-label"], i) for i, (tag, attributes) in enumerate(self.attributes) if tag == "div"]
+        names = [name for name, i in boxes if self.tags[i + 1] == "table"]  # the others hold images
         cells, result = iter(self.texts["td"]), {}
         for name, size in zip(names, self.sizes, strict=True):
             mine = [next(cells) for _ in range(size)]
@@ -85,7 +88,7 @@ def folder(tmp_path) -> Path:
     kept(made, attack="gaussian", attack_options={"std": 3.0})
     wide = "| defense | " + " | ".join(f"column {i}" for i in range(40)) + " |"
     rule = "|" + " --- |" * 41
-    row = "| secureafl | **0.125** | 0.12 |" + " |" * 38
+    row = "| secureafl | **0.125** † | 0.12 |" + " |" * 38
     text = f"# main: a title\n\n`secureafl paper`; here.\n\n{wide}\n{rule}\n{row}\n\n- not run: {EVIL}\n"
     (made / "main.md").write_text(text, encoding="utf-8")
     picture(made / "main.png")
@@ -123,7 +126,7 @@ def test_pictures_are_inside_the_page_each_once_and_described(folder, tree):
     head = "data:image/png;base64,"
     inside = [base64.b64decode(image["src"].removeprefix(head), validate=True) for image in images]
     assert inside == [(folder / name).read_bytes() for name in ("main.png", "sweep.png")]
-    assert [image["alt"] for image in images] == ["picture of main", "picture of sweep"]
+    assert [image["alt"] for image in images] == ["plot of main", "plot of sweep"]
 
 
 def test_a_picture_follows_its_own_table(tree):
@@ -137,8 +140,9 @@ def test_markdown_becomes_tables_lists_bold_and_code(tree):
     assert "secureafl paper" in tree.texts["code"]
     assert tree.texts["strong"] == ["0.125"]
     assert tree.texts["th"][:2] == ["defense", "column 0"]
-    assert tree.texts["td"][:4] == ["secureafl", "0.125", "0.12", ""]
-    assert tree.texts["li"] == [f"not run: {EVIL}"]
+    assert tree.texts["th"][41:42] == ["secureafl"], "the first cell of a row is its header"
+    assert tree.texts["td"][:3] == ["0.125\N{NO-BREAK SPACE}†", "0.12", ""]
+    assert tree.texts["li"][-1] == f"not run: {EVIL}"
 
 
 def test_whatever_looks_like_html_is_shown_and_not_obeyed(folder):
@@ -150,14 +154,15 @@ def test_whatever_looks_like_html_is_shown_and_not_obeyed(folder):
     assert EVIL in made.texts["h2"] and EVIL in made.texts["th"] and EVIL in made.texts["code"]
     assert any(EVIL in text for text in made.texts["p"])
     labels = [attributes["aria-label"] for tag, attributes in made.attributes if tag == "section"]
-    assert EVIL.replace("/", "") in labels
+    assert EVIL in labels and EVIL in made.texts["a"], "in the table of contents too"
+    assert all(re.fullmatch("[a-z0-9-]+", attrs["id"]) for tag, attrs in made.attributes if tag == "section")
     assert made.texts["title"] == made.texts["h1"] == ["Results: <i> & co"]
     assert made.rows["origin"]["commit"] == f"abc123, {EVIL}"
-    assert EVIL in made.rows["what the runs differ in"]["data_dir"]
+    assert EVIL in made.rows["settings that differ"]["data_dir"]
 
 
 def test_configuration_tells_what_runs_share_and_what_they_differ_in(tree):
-    differ, common = (tree.rows[f"what the runs {how}"] for how in ("differ in", "have in common"))
+    differ, common = (tree.rows[f"settings {which}"] for which in ("that differ", "in common"))
     assert differ == {"attack": "none, gaussian", "attack_options": "-, std=3.0"}
     settings = {field.name for field in fields(Settings)}
     assert set(common) == settings - set(differ)
@@ -167,7 +172,7 @@ def test_configuration_tells_what_runs_share_and_what_they_differ_in(tree):
 def test_origin_names_commit_hardware_versions_and_date(tree):
     assert tree.rows["origin"] == {
         "runs": "2",
-        "begun": "2026-01-02T03:04:05+00:00 to 2026-01-02T03:04:05+00:00",
+        "started": "2026-01-02T03:04:05+00:00 to 2026-01-02T03:04:05+00:00",
         "commit": "abc123",
         "hardware": "a machine",
         "versions": "torch=2.9",
@@ -176,16 +181,80 @@ def test_origin_names_commit_hardware_versions_and_date(tree):
 
 def test_every_run_is_a_line_of_what_differs_and_what_came_of_it(tree):
     at = tree.texts["th"].index("attack")
-    assert tree.texts["th"][at:] == ["attack", "attack_options", "error", "accepted", "seconds"]
+    assert tree.texts["th"][at:] == ["attack", "attack options", "error", "accepted", "seconds"]
     assert tree.texts["td"][-10:] == ["none", "-", "0.25", "0.5", "2", "gaussian", "std=3.0", "0.25", "0.5", "2"]
 
 
 def test_every_table_scrolls_by_itself_and_is_named(tree):
     regions = [attributes for tag, attributes in tree.attributes if attributes.get("class") == "scroll"]
-    assert len(regions) == tree.tags.count("table") >= 4
+    assert len(regions) == tree.tags.count("table") + tree.tags.count("img") >= 6
     assert all(region["tabindex"] == "0" and region["aria-label"] for region in regions)
     assert "overflow-x: auto" in tree.texts["style"][0]
     assert "prefers-color-scheme: dark" in tree.texts["style"][0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![x](http://example.com/x.png)",
+        "[x](javascript:alert(1))",
+        "<http://example.com>",
+        "[x]: http://example.com",
+        "&lt;b&gt;",
+        "<b>bold</b>",
+        "| a |\n| --- |\n| <img src=x> ± <b>1</b> |",
+        '| 0.1 ± 0.2" onclick=x |\n| --- |\n| 1 |',
+    ],
+)
+def test_markdown_brings_no_links_images_or_html(tmp_path, text):
+    (tmp_path / "a.md").write_text(f"# title\n\n{text}\n", encoding="utf-8")
+    made = Tree(page.render(tmp_path))
+    links = [attributes["href"] for tag, attributes in made.attributes if tag == "a"]
+    assert links == ["#a"]
+    assert not {"img", "b", "script"} & set(made.tags)
+    assert not any("onclick" in attributes for _, attributes in made.attributes)
+    shown = made.texts["main"][0].replace("\N{NO-BREAK SPACE}", " ")
+    assert all(word in shown for line in text.splitlines() for word in line.strip("| -").split(" | ") if word)
+
+
+def test_rows_without_a_name_belong_to_the_row_above(tmp_path):
+    lines = [
+        "| defense | | x |",
+        "| - | - | - |",
+        "| a | ours | 1 |",
+        "| | paper | 2 |",
+        "| secureafl-kin | ours | 3 |",
+    ]
+    (tmp_path / "a.md").write_text("\n".join(lines))
+    made = Tree(page.render(tmp_path))
+    heads = [attributes for tag, attributes in made.attributes if tag == "th" and attributes.get("scope") == "row"]
+    assert heads == [{"scope": "row", "rowspan": "2"}, {"scope": "row", "class": "ours"}]
+    assert made.texts["th"][3:] == ["a", "secureafl-kin"]
+    assert made.texts["td"] == ["ours", "1", "paper", "2", "ours", "3"]
+    assert [attrs.get("class") for tag, attrs in made.attributes if tag == "tr"] == [None, None, "detail", None]
+
+
+def test_the_main_table_comes_first_and_every_section_is_in_the_contents(folder):
+    for name in ("alpha-fashion-mnist", "about", "main-udacity", "zz/main-fashion-mnist"):
+        (folder / f"{name}.md").parent.mkdir(exist_ok=True)
+        (folder / f"{name}.md").write_text(f"# heading of {name}\n")
+    kept(folder / "zz", attack="none")
+    made = Tree(page.render(folder))
+    names = [attributes["id"] for tag, attributes in made.attributes if tag == "section"]
+    assert names[:5] == ["main", "main-fashion-mnist", "main-udacity", "alpha-fashion-mnist", "about"]
+    assert names[5:] == ["sweep", "configuration", "runs", "configuration-zz", "runs-zz"]
+    assert [attributes["href"] for tag, attributes in made.attributes if tag == "a"] == [f"#{name}" for name in names]
+    assert made.texts["a"][1:3] == ["heading of zz/main-fashion-mnist", "heading of main-udacity"]
+    assert made.texts["a"][-2:] == ["Configuration: zz", "All runs: zz"]
+
+
+def test_sections_of_one_name_have_links_of_their_own(tmp_path):
+    for name in ("a/x", "b/x", "c/x-1"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.md").write_text("text\n")
+    made = Tree(page.render(tmp_path))
+    names = [attributes["id"] for tag, attributes in made.attributes if tag == "section"]
+    assert len(set(names)) == 3
 
 
 def test_a_folder_without_runs_still_shows_its_tables(tmp_path):
@@ -218,33 +287,86 @@ def test_mistakes_are_named(argv, said, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser, google-chrome or firefox on PATH")
-def test_a_browser_shows_the_page_on_a_narrow_screen(folder, tree, tmp_path):
-    """A copy of the page that measures itself: the pictures are there, and only tables are wider than the screen."""
-    probe = """<script>addEventListener("load", () => {
-        const root = document.documentElement;
-        const images = [...document.images], boxes = [...document.querySelectorAll(".scroll")];
-        const facts = [root.scrollWidth - root.clientWidth, images.filter(i => i.naturalWidth > 0).length,
-                       boxes.filter(b => b.scrollWidth > b.clientWidth).length, document.compatMode];
-        document.title = facts.join(" ");
-    })</script></body>"""
-    copy = tmp_path / "probe.html"
-    copy.write_text((folder / "report.html").read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
-    shot = tmp_path / "shot.png"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    if "firefox" in BROWSER:  # has no way to print what became of the page
-        subprocess.run([BROWSER, "--headless", "--screenshot", shot, copy.as_uri()], timeout=120, check=True)
-        assert shot.stat().st_size > 10_000
-        return
-    size = ["--window-size=500,900", "--virtual-time-budget=5000", "--dump-dom"]
-    shown = subprocess.run([*command, *size, copy.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    too_wide, images, scrolling, mode = re.search("<title>(.*)</title>", shown.stdout)[1].split()
-    assert (too_wide, images, mode) == ("0", "2", "CSS1Compat")
-    assert int(scrolling) >= 1
-    body = Tree(re.sub(r"<script>.*?</script>", "", shown.stdout, flags=re.DOTALL))
-    assert [body.tags.count(tag) for tag in ("table", "tr", "td", "img")] == [
-        tree.tags.count(tag) for tag in ("table", "tr", "td", "img")
-    ], "the browser mended nothing"
+PROBE = """<script>addEventListener("load", () => {
+    document.querySelectorAll("details").forEach(each => each.open = true);
+    const root = document.documentElement, all = [...document.querySelectorAll("main *")];
+    const numbers = text => text.match(/[\\d.]+/g).map(Number);
+    const luminance = rgb => rgb.slice(0, 3).map(x => x / 255)
+        .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = node => {
+        for (; node; node = node.parentElement) {
+            const color = numbers(getComputedStyle(node).backgroundColor);
+            if (color.length == 3 || color[3] == 1) return color;
+        }
+        return [255, 255, 255];
+    };
+    const contrast = node => {
+        const pair = [luminance(numbers(getComputedStyle(node).color)), luminance(behind(node))];
+        return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    };
+    const written = all.filter(node => [...node.childNodes].some(each => each.nodeType == 3 && each.data.trim()));
+    const facts = {
+        width: innerWidth,
+        dark: matchMedia("(prefers-color-scheme: dark)").matches,
+        overflow: root.scrollWidth - root.clientWidth,
+        images: [...document.images].filter(image => image.naturalWidth > 0).length,
+        scrolling: [...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth)
+            .map(box => box.getAttribute("aria-label")),
+        dead: [...document.links].filter(link => !document.getElementById(link.hash.slice(1))).length,
+        links: document.links.length,
+        contrast: Math.min(...written.map(contrast)),
+        smallest: Math.min(...written.map(node => parseFloat(getComputedStyle(node).fontSize))),
+        mode: document.compatMode,
+        counts: ["table", "tr", "td", "img"].map(tag => document.querySelectorAll(tag).length),
+    };
+    parent.postMessage(JSON.stringify(facts), "*");
+})</script></body>"""
+# A window cannot be narrower than 500 px, a frame can; the page cannot tell the difference.
+FRAME = """<!DOCTYPE html><title>-</title>
+<iframe src="probe.html" style="width: {}px; height: 900px; border: 0"></iframe>
+<script>addEventListener("message", event => document.title = btoa(event.data))</script>"""
+
+
+def measured(text: str, folder: Path, width: int, dark: bool = False) -> dict:
+    """What a browser makes of the page: a copy of it measures itself."""
+    (folder / "probe.html").write_text(text.replace("</body>", PROBE), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME.format(width), encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--window-size=1400,1000"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", (folder / "frame.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    facts = json.loads(base64.b64decode(re.search("<title>(.*)</title>", shown)[1]))
+    assert (facts["width"], facts["dark"], facts["mode"]) == (width, dark, "CSS1Compat")
+    return facts
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser or google-chrome on PATH")
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+def test_a_browser_shows_the_page(folder, tree, tmp_path, width, dark):
+    """Only a box with a wide table scrolls, links of the contents lead somewhere, and text can be read."""
+    facts = measured((folder / "report.html").read_text(encoding="utf-8"), tmp_path, width, dark)
+    assert (facts["overflow"], facts["images"], facts["dead"]) == (0, 2, 0)
+    assert facts["links"] == tree.tags.count("section") == 4
+    assert facts["contrast"] >= 4.5, "WCAG AA"
+    assert facts["smallest"] >= 10
+    assert facts["scrolling"][:1] == ["main: a title"], "40 columns"
+    assert facts["counts"] == [tree.tags.count(tag) for tag in ("table", "tr", "td", "img")], "nothing was repaired"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser or google-chrome on PATH")
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the results folder of the source tree")
+@pytest.mark.parametrize(("width", "dark"), [(1280, True), (400, False)])
+def test_our_own_results_fit_on_the_screen(tmp_path, width, dark):
+    """All columns of every table are visible at 1280 px; at 400 px a table scrolls in its box, never the page."""
+    facts = measured(page.render(RESULTS), tmp_path, width, dark)
+    assert (facts["overflow"], facts["dead"]) == (0, 0)
+    assert facts["contrast"] >= 4.5
+    assert facts["smallest"] >= 10
+    if width == 1280:
+        assert facts["scrolling"] == []
+    else:
+        assert "main-fashion-mnist: every method under every attack" in facts["scrolling"]
 
 
 @pytest.mark.parametrize("name", ["notes.md", "plot.png", results.NAME, "deep/notes.md"])
@@ -278,4 +400,4 @@ def test_links_within_the_folder_are_shown(folder):
 def test_what_only_has_the_name_of_a_picture_is_refused(folder, capsys):
     (folder / "sweep.png").write_bytes(b"root:x:0:0")
     assert main.main(["report", str(folder)]) == 2
-    assert "sweep.png must be a PNG picture" in capsys.readouterr().err
+    assert "sweep.png must be a PNG image" in capsys.readouterr().err

@@ -8,15 +8,12 @@ from pretended import BACKDOORS
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import calibrate
 from secureafl_ext.defenses import DEFENSES
-from secureafl_ext.report import grids, paper
+from secureafl_ext.report import paper, paper_numbers, tables
 from secureafl_ext.sim.settings import Settings
 
 
 def test_the_paper_has_as_many_numbers_as_its_tables_have_cells():
-    counts = {
-        name: {data: sum(row != paper.OPTION for row, _ in cells) for data, cells in table.paper.items()}
-        for name, table in paper.TABLES.items()
-    }
+    counts = {name: {data: len(cells) for data, cells in table.paper.items()} for name, table in paper.TABLES.items()}
     images = dict.fromkeys(["fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"])
     assert counts["main"] == dict.fromkeys(images, 7 * 11) | {"udacity": 6 * 5}
     assert counts["asyncdefender"] == dict.fromkeys(images, 11) | {"udacity": 5}
@@ -52,39 +49,39 @@ def test_numbers_of_the_paper(table, dataset, cell, value):
 
 def test_numbers_that_the_paper_prints_twice_agree():
     """Also with those that `calibrate` aims at, which were typed in apart."""
-    main = paper.MAIN["fashion-mnist"]
-    for column in paper.COLUMNS:
+    main = paper_numbers.MAIN["fashion-mnist"]
+    for column in paper_numbers.ATTACK_COLUMNS:
         ours = main["secureafl", column]
         assert paper.TABLES["alpha"].paper["fashion-mnist"]["0.8", column] == ours
         assert paper.TABLES["variants"].paper["fashion-mnist"]["secureafl", column] == ours
     for dataset, targets in calibrate.TARGETS.items():
         for attack, target in targets.items():
             known = tuple(number for number in target if number is not None)
-            assert paper.MAIN[dataset][calibrate.UNDEFENDED, attack] == known
+            assert paper_numbers.MAIN[dataset][calibrate.UNDEFENDED, attack] == known
 
 
 def test_two_numbers_are_the_backdoors_alone():
     for table in paper.TABLES.values():
         for numbers in table.paper.values():
             assert all(len(value) == (2 if column in BACKDOORS else 1) for (_, column), value in numbers.items())
-    assert list(paper.COLUMNS) == list(ATTACKS)
+    assert list(paper_numbers.ATTACK_COLUMNS) == list(ATTACKS)
 
 
-@pytest.mark.parametrize("name", [name for name, table in paper.TABLES.items() if table.how == "runs"])
+@pytest.mark.parametrize("name", [name for name, table in paper.TABLES.items() if table.source == "runs"])
 def test_every_number_of_the_paper_has_a_cell_that_is_run(name):
     for dataset in paper.TABLES[name].datasets:
-        plan = grids.plan(name, Settings(), {"dataset": dataset}, {}, 1)
-        [part, *_] = parts = grids.collect(plan, [], "not run")
-        assert set(part.paper) <= {key for key, cell in part.cells.items() if not cell.undefined}
+        plan = tables.plan_table(name, Settings(), {"dataset": dataset}, {}, 1)
+        [first, *_] = grids = tables.collect(plan, [], "not run")
+        assert set(first.paper) <= {key for key, cell in first.cells.items() if not cell.undefined}
         runs = [settings for settings in plan.runs() if settings.dataset == dataset and settings.defense in DEFENSES]
-        assert len(runs) == sum(len(part.cells) for part in parts)
+        assert len(runs) == sum(len(grid.cells) for grid in grids)
 
 
-def test_our_option_stands_beside_the_papers_secureafl_and_nowhere_else():
-    for numbers in paper.TABLES["main"].paper.values():
-        ours, theirs = (
-            {column: value for (row, column), value in numbers.items() if row == name}
-            for name in (paper.OPTION, "secureafl")
-        )
-        assert ours == theirs != {}
-    assert not any(row == paper.OPTION for numbers in paper.MAIN.values() for row, _ in numbers)
+@pytest.mark.parametrize("dataset", paper.TABLES["main"].datasets)
+def test_our_rule_is_compared_with_the_papers_secureafl_and_is_no_row_of_the_paper(dataset):
+    [grid] = tables.collect(tables.plan_table("main", Settings(), {"dataset": dataset}, {}, 1), [], "not run")
+    for column in grid.columns:
+        assert grid.paper_value(paper.OUR_RULE, column) == grid.paper["secureafl", column]
+    assert paper.OUR_RULE in grid.rows and "secureafl" in grid.paper_rows()
+    assert paper.OUR_RULE not in grid.paper_rows()
+    assert not any(row == paper.OUR_RULE for numbers in paper_numbers.MAIN.values() for row, _ in numbers)

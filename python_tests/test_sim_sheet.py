@@ -1,13 +1,13 @@
-"""A table's cells in words and in pictures."""
+"""The cells of a table as Markdown, heat map and curves."""
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 
-from secureafl_ext.report import grids, markdown, plots
-from secureafl_ext.report.grids import Cell
+from secureafl_ext.report import markdown, paper, plots, style, tables
+from secureafl_ext.report.tables import Cell, Grid
+from secureafl_ext.sim.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from secureafl_ext.report.grids import Cell
     ],
 )
 def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_reached):
-    assert markdown.reached(Cell(values), theirs, markdown.NEAR) == is_reached
+    assert markdown.is_reached(Cell(values), theirs, markdown.TOLERANCE) == is_reached
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_reached_is_at_most_three_hundredths_above_the_paper(values, theirs, is_
 )
 def test_what_diverged_or_is_missing_is_said(values, text, apart):
     seeds = 1 if values == [(math.inf,)] else 2
-    assert markdown.spelled(Cell(values), 3, seeds) == text
+    assert markdown.cell_text(Cell(values), 3, seeds) == text
     assert markdown.difference(Cell(values), (0.17,), 3) == apart
     assert markdown.difference(Cell(values), None, 3) == "-"
 
@@ -54,39 +54,93 @@ def test_equal_infinities_do_not_differ():
     assert markdown.difference(Cell([(math.inf,)]), (math.inf,), 2) == "+0.00"
 
 
-@pytest.fixture
-def drawn(monkeypatch) -> list:
-    """The figures that would be saved."""
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda path, figure: figures.append(figure))
-    return figures
+@pytest.mark.parametrize(
+    ("column", "best"),
+    [
+        ({"a": [(0.2,)], "b": [(0.1,)]}, ["b"]),
+        ({"a": [(0.2, 0.1)], "b": [(0.1, 0.9)]}, ["a"]),
+        ({"a": [(0.2001,)], "b": [(0.2,)], "c": [(0.3,)]}, ["a", "b"]),
+        ({"a": [(0.1,), (0.3,)], "b": [(0.19,)]}, ["b"]),
+        ({"a": [(math.inf,)], "b": [(0.9,)], "c": []}, ["b"]),
+        ({"a": [(math.nan,)], "b": [(0.9,)]}, ["b"]),
+        ({"a": [(math.inf,)], "b": [(math.inf,)]}, []),
+        ({"a": [(0.9,)], "b": [(0.9,)]}, []),
+        ({"a": [(0.1,)], "b": []}, []),
+    ],
+)
+def test_the_best_rows_have_the_smallest_sum_of_error_and_attack_success(column, best):
+    cells = {(row, "x"): Cell(values) for row, values in column.items()}
+    assert markdown.best_rows(Grid("", list(column), ["x"], cells, {}), "x", 3) == best
 
 
-def test_a_heat_map_is_coloured_by_the_worst_number_and_has_no_colour_for_a_gap(drawn):
+def plan(name: str = "main") -> tables.TablePlan:
+    return tables.plan_table(name, Settings(dataset="fashion-mnist"), {}, {}, 1)
+
+
+def test_a_heat_map_is_coloured_by_the_worst_number_and_has_no_colour_for_a_gap():
     cells = {("a", "x"): Cell([(0.2, 0.75)]), ("a", "y"): Cell([]), ("b", "x"): Cell([(math.inf,)])}
     cells["b", "y"] = Cell([(0.25,), (0.75,)])
-    part = grids.Part("", ["a", "b"], ["x", "y"], cells, {("a", "y"): (0.125,)})
-    plots.heat(Path("unused.png"), "a heading", [part])
-    ours, theirs = drawn[0].axes
+    grid = Grid("", ["a", "b"], ["x", "y"], cells, {("a", "y"): (0.125,), ("b", "x"): (4e21,)})
+    ours, theirs, _ = plots.heat_maps(plan(), [grid]).axes
     assert (ours.get_title(), theirs.get_title()) == ("ours", "paper")
     assert ours.images[0].get_array().filled(-1).tolist() == [[0.75, -1], [1.0, 0.5]]
-    assert theirs.images[0].get_array().filled(-1).tolist() == [[-1, 0.125], [-1, -1]]
+    assert theirs.images[0].get_array().filled(-1).tolist() == [[-1, 0.125], [1.0, -1]]
     assert [text.get_text() for text in ours.texts] == ["0.20\n0.75", "-", "inf", "0.50"]
-    plots.heat(Path("unused.png"), "a heading", [dataclasses.replace(part, paper={})])
-    assert len(drawn[1].axes) == 1
+    assert [text.get_text() for text in theirs.texts] == ["-", "0.12", "4e+21", "-"]
+    assert len(plots.heat_maps(plan(), [dataclasses.replace(grid, paper={})]).axes) == 2  # ours and the colour bar
 
 
-def test_curves_have_their_deviations_and_leave_out_what_is_not_there(drawn):
+def test_the_papers_heat_map_has_no_row_for_our_rule_which_stands_out_in_ours():
+    rows = ["secureafl", paper.OUR_RULE]
+    cells = {(row, "none"): Cell([(0.1,)]) for row in rows}
+    grid = Grid("", rows, ["none"], cells, {("secureafl", "none"): (0.12,)}, {paper.OUR_RULE: "secureafl"})
+    figure = plots.heat_maps(plan(), [grid])
+    ours, theirs, _ = figure.axes
+    assert [label.get_text() for label in ours.get_yticklabels()] == rows
+    assert [label.get_text() for label in theirs.get_yticklabels()] == ["secureafl"]
+    assert [label.get_color() for label in ours.get_yticklabels()] == ["black", style.HIGHLIGHT]
+    assert len(ours.patches) == 1 and len(theirs.patches) == 0
+
+
+def test_every_method_has_a_colour_of_its_own_in_all_plots():
+    colors = [style.color(name, i) for i, name in enumerate(reversed(paper.METHODS))]
+    assert colors[::-1] == [style.color(name) for name in paper.METHODS]
+    assert len(set(colors)) == len(paper.METHODS)
+    assert colors[0] == style.HIGHLIGHT and style.HIGHLIGHT not in style.MUTED
+
+
+@pytest.mark.parametrize("name", ["main", "alpha", "malicious", "estimation-error", "runtime-clients"])
+def test_every_panel_has_axis_labels_and_a_figure_has_one_legend(name):
+    cells = {(row, column): Cell([(0.25, 0.5)]) for row in ("a", paper.OUR_RULE) for column in ("1", "2")}
+    grids = [Grid(title, ["a", paper.OUR_RULE], ["1", "2"], cells, {("a", "1"): (0.1,)}) for title in ("none", "pgd")]
+    made = plan(name)
+    figure = plots.curves(made, grids) if made.table.curves else plots.heat_maps(made, grids)
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert len(panels) == (2 if made.table.curves else 4)
+    assert all(axes.get_xlabel() and axes.get_ylabel() for axes in panels)
+    bars = [axes for axes in figure.axes if axes not in panels]
+    assert len(figure.legends) + len(bars) == 1
+    assert not any(axes.get_legend() for axes in panels)
+    if made.table.curves:
+        [legend] = figure.legends
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert texts[:2] == ["a", paper.OUR_RULE] and "attack success" in texts and len(texts) == 5
+        ours = legend.get_lines()[1]
+        drawn = [line for line in panels[0].lines if line.get_color() == style.HIGHLIGHT]
+        assert ours.get_color() == style.HIGHLIGHT and drawn
+        assert min(line.get_linewidth() for line in drawn) > style.line_width("a")
+
+
+def test_curves_have_their_deviations_and_leave_out_missing_values():
     cells = {("a", "5"): Cell([(0.25, 0.5), (0.75, 0.5)]), ("a", "7"): Cell([]), ("a", "9"): Cell([(math.inf, 1.0)])}
-    part = grids.Part("pgd", ["a"], ["5", "7", "9"], cells, {("a", "9"): (0.125,)})
-    plots.curves(Path("unused.png"), "a heading", [part])
-    [panel] = drawn[0].axes
+    grid = Grid("pgd", ["a"], ["5", "7", "9"], cells, {("a", "9"): (0.125,)})
+    [panel] = plots.curves(plan("delay"), [grid]).axes
     error, success = panel.containers
     assert error.lines[0].get_xydata().tolist() == [[0, 0.5]]
     assert success.lines[0].get_xydata().tolist() == [[0, 0.5], [2, 1.0]]
     [bar] = error.lines[2][0].get_segments()
     deviation = math.sqrt(2) / 4  # of 0.25 and 0.75, as a sample
     assert bar[:, 1].tolist() == pytest.approx([0.5 - deviation, 0.5 + deviation])
-    paper_line = next(line for line in panel.lines if line.get_label() == "a, paper")
-    assert paper_line.get_ydata()[2] == 0.125 and math.isnan(paper_line.get_ydata()[0])
+    [theirs] = [line for line in panel.lines if line.get_linestyle() == ":"]
+    assert theirs.get_ydata()[2] == 0.125 and math.isnan(theirs.get_ydata()[0])
     assert [label.get_text() for label in panel.get_xticklabels()] == ["5", "7", "9"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..defenses import DEFENSES
 from ..defenses.tuned import tuned_options
-from ..report import grids, page, paper
+from ..report import paper, tables
 from ..sim import flat_table, results, runner
 from ..sim.loop import Outcome, Point
 from ..sim.options import axis, grid, prepare
@@ -93,16 +93,18 @@ def paper_tables(arguments: argparse.Namespace) -> None:
     from ..report import markdown
 
     explicit, only, out = explicit_settings(arguments), dict(map(axis, arguments.only)), Path(arguments.out)
-    names = paper.chosen(arguments.table, explicit.get("dataset", arguments.base.dataset), only)
-    plans = [grids.plan(name, arguments.base, explicit, only, arguments.seeds) for name in names]
+    names = paper.select_tables(arguments.table, explicit.get("dataset", arguments.base.dataset), only)
+    plans = [tables.plan_table(name, arguments.base, explicit, only, arguments.seeds) for name in names]
     publish = partial(markdown.publish, out, shlex.join(["secureafl", *arguments.argv]))
     for plan in plans:
-        grids.make(plan, lambda many, varied: _simulate(many, arguments, varied), publish, out)
+        tables.make_table(plan, lambda many, varied: _simulate(many, arguments, varied), publish, out)
         print(f"{plan.name}: {out / plan.file}.md")
 
 
 def report(arguments: argparse.Namespace) -> None:
     """one HTML page of a results folder: tables, pictures, configuration"""
+    from ..report import page
+
     folder = Path(arguments.folder)
     print(f"Report: {page.write(folder, Path(arguments.html or folder / 'report.html'))}")
 

@@ -1,10 +1,12 @@
-"""What the paper tells of the server alone: the memory that it holds, the time of a round. No training is run."""
+"""Tables about the server alone: its memory and the time of a round. No training is run."""
 
 import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,67 +16,81 @@ from ..server.server import SecureAFL
 from ..sim import results
 from ..sim.settings import Settings
 from ..tasks import models
-from .paper import Value
+from .paper_numbers import Value
 
-PACKAGES = Path(__file__).parents[2]  # the folder that this package was imported from
-BENCH = Path("bench") / "scaling.py"  # of the source tree
-WHOLE_ROUND = "server and gradient"  # of the tables in its CSV
-CLIENTS, PARAMETERS = 50, 140_000  # the paper's where the other one varies
-
-# By row and column the values, one each; how they came about; why others are missing.
-Answer = tuple[dict[tuple[str, str], list[Value]], str, str]
+PACKAGES = Path(__file__).parents[2]  # the folder from which this package was imported
+BENCH = Path("bench") / "scaling.py"  # in the source tree
+WHOLE_ROUND = "server and gradient"  # the benchmark's CSV has several tables; this one times whole rounds
+CLIENTS, PARAMETERS = 50, 140_000  # the paper's values while the other one varies
 
 
-def held(base: Settings, axes: dict[str, list], out: Path) -> Answer:
-    """GB of the state of a server for the paper's CNN."""
-    device = base.resolve().device
+class Measurements(NamedTuple):
+    values: dict[tuple[str, str], list[Value]]  # (row, column) -> one value
+    provenance: str
+    missing_reason: str  # why cells without a value have none
+
+
+def server_memory(base: Settings, axes: Mapping[str, list], out: Path) -> Measurements:
+    """GB of the server's state for the paper's CNN."""
+    device = _device(base)
     start = torch.zeros(models.cnn((1, 28, 28), 10).size, device=device)
-    values = {}
+    values: dict[tuple[str, str], list[Value]] = {}
     for dtype in axes["history_dtype"]:
         server = SecureAFL(start, CLIENTS, memory=base.memory, history_dtype=DTYPES[dtype])
         size = sum(value.nbytes for value in server.state_dict().values() if isinstance(value, Tensor))
         values[dtype, "GB"] = [(size / 1e9,)]
     versions = results.spell(results.versions())
-    return values, f"{results.device_name(device)}; {versions}; commit {results.commit() or 'unknown'}", ""
+    provenance = f"{results.device_name(device)}; {versions}; commit {results.commit() or 'unknown'}"
+    return Measurements(values, provenance, "")
 
 
-def timed(base: Settings, axes: dict[str, list], out: Path) -> Answer:
-    """Seconds from the benchmark's CSV in the results folder; the benchmark runs if it is not there."""
+def round_times(base: Settings, axes: Mapping[str, list], out: Path) -> Measurements:
+    """Seconds per round, from the benchmark's CSV in the results folder; runs the benchmark if there is no CSV."""
     path = out / "bench" / "scaling.csv"
-    failed = None if path.exists() else benchmark(torch.device(base.resolve().device).type, path.parent)
-    if failed:
-        return {}, "no benchmark", f"not run: {failed}"
-    about = path.with_suffix(".md").read_text(encoding="utf-8").splitlines()[2]  # below its heading
+    failure = None if path.exists() else run_benchmark(torch.device(_device(base)).type, path.parent)
+    if failure:
+        return Measurements({}, "no benchmark", f"not run: {failure}")
+    provenance = path.with_suffix(".md").read_text(encoding="utf-8").splitlines()[2]  # the line below its heading
     with open(path, newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["table"] == WHOLE_ROUND]
-    values = {}
+    values: dict[tuple[str, str], list[Value]] = {}
     for row in rows:
         n, d, seconds = int(row["n"]), int(row["d"]), float(row["ms"]) / 1e3
         for column in axes.get("clients", []):
-            if n == int(column) and near(d, PARAMETERS):
+            if n == int(column) and about_equal(d, PARAMETERS):
                 values[row["how"], column] = [(seconds,)]
         for column in axes.get("parameters", []):
-            if n == CLIENTS and near(d, int(column)):
+            if n == CLIENTS and about_equal(d, int(column)):
                 values[row["how"], column] = [(seconds,)]
-    return values, about, "not run: bench/scaling.py left this size out on this machine"
+    return Measurements(values, provenance, "not run: bench/scaling.py left this size out on this machine")
 
 
-def near(d: int, wanted: int) -> bool:
-    """The paper's 140,000 are 139,960, and the larger nets are as near."""
+def about_equal(d: int, wanted: int) -> bool:
+    """Within 2 %: the paper rounds the number of parameters (139,960 is its 140,000)."""
     return abs(d - wanted) < 0.02 * wanted
 
 
-def benchmark(device: str, out: Path) -> str | None:
-    """Why it did not run, if it did not."""
+def run_benchmark(device: str, out: Path) -> str | None:
+    """Run bench/scaling.py. Returns why it failed, or None."""
     script = next((tree / BENCH for tree in (PACKAGES, Path.cwd()) if (tree / BENCH).exists()), None)
     if script is None:
         return f"{BENCH} is neither here nor beside the package: it comes with the source, not with the package"
     sizes = "full" if device == "cuda" else "quick"
     command = [sys.executable, str(script), "--device", device, "--sizes", sizes, "--out", str(out)]
-    # A script's own folder is where Python looks first: the package that it times must be this one all the same.
+    # Python searches the script's own folder first: PYTHONPATH makes it import this package and no other copy.
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path}).returncode
     return f"bench/scaling.py ended with code {code}" if code else None
 
 
-MEASURED = {"memory": held, "bench": timed}
+def _device(base: Settings) -> str:
+    device = base.resolve().device
+    assert device is not None, "resolve() fills in the device"
+    return device
+
+
+# By `Table.source`.
+MEASURED: dict[str, Callable[[Settings, Mapping[str, list], Path], Measurements]] = {
+    "memory": server_memory,
+    "bench": round_times,
+}

@@ -144,7 +144,7 @@ def _build(machine: _Machine, _: Any) -> None:
         _, shape, dtype, fortran, data = state
         target.values = _values(machine, data, dtype, shape, "F" if fortran is True or fortran == 1 else "C").values
     else:
-        raise UnpicklingError("it changes what is neither an array nor a dtype")
+        raise UnpicklingError("it sets the state of a value that is no array and no dtype")
 
 
 def _extend(machine: _Machine, values: list) -> None:

@@ -13,9 +13,8 @@ from pretended import BACKDOORS, Pretended
 from secureafl_ext import SecureAFL
 from secureafl_ext.cli import main
 from secureafl_ext.defenses import DEFENSES
-from secureafl_ext.report import console, grids, paper, server_tables
+from secureafl_ext.report import grids, paper, server_tables
 from secureafl_ext.sim import results
-from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -321,21 +320,3 @@ def test_a_small_table_from_real_runs(tmp_path):
         assert 0 <= float(clean) <= 1
         assert all(0 <= float(number) <= 1 for number in attacked.split(" / ", 1))
     assert (tmp_path / "main-fashion-mnist-small.png").read_bytes().startswith(PNG)
-
-
-def test_the_time_left_is_told_from_the_rounds_of_all_runs(monkeypatch):
-    shown = []
-
-    class Kept(console.Progress):
-        def __init__(self, *columns, **settings):
-            super().__init__(*columns, **settings)
-            assert console.TimeRemainingColumn in map(type, columns)
-            shown.append(self)
-
-    monkeypatch.setattr(console, "Progress", Kept)
-    with console.live(["short", "long"], [10, 30]) as (watch, done):
-        watch(1, Point(15, 0.5, None))
-        watch(0, Point(10, 0.5, None))
-        done(0, Outcome(Settings(), [Point(10, 0.5, None)], {}))
-        everything = shown[0].tasks[0]
-        assert (everything.completed, everything.total, everything.fields["now"]) == (25, 40, "1 of 2")

@@ -459,6 +459,25 @@ def test_a_terminal_has_bars(monkeypatch, capsys):
     assert "all runs" in said and "2 of 2" in said and "secureafl: delay" not in said
 
 
+def test_the_time_left_comes_from_the_rounds_of_all_runs(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = []
+
+    class Kept(progress.Progress):
+        def __init__(self, *columns, **settings):
+            super().__init__(*columns, **settings)
+            assert progress.TimeRemainingColumn in map(type, columns)
+            shown.append(self)
+
+    monkeypatch.setattr(progress, "Progress", Kept)
+    with progress.progress(["short", "long"], [10, 30]) as (watch, done):
+        watch(1, Point(15, 0.5, None))
+        watch(0, Point(10, 0.5, None))
+        done(0, Outcome(Settings().resolve(), [Point(10, 0.5, None)], {}))
+        everything = shown[0].tasks[0]
+        assert (everything.completed, everything.total, everything.fields["now"]) == (25, 40, "1 of 2")
+
+
 def test_more_runs_than_lines_of_progress(pretended):
     assert main.main(["sweep", f"seed={','.join(map(str, range(20)))}"]) == 0
     assert len(kept()) == 20

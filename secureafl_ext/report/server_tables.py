@@ -75,7 +75,7 @@ def run_benchmark(device: str, out: Path) -> str | None:
     script = next((tree / BENCH for tree in (PACKAGES, Path.cwd()) if (tree / BENCH).exists()), None)
     if script is None:
         return f"{BENCH} is neither here nor beside the package: it comes with the source, not with the package"
-    sizes = "full" if device == "cuda" else "quick"
+    sizes = "full" if device == "cuda" else "cpu"
     command = [sys.executable, str(script), "--device", device, "--sizes", sizes, "--out", str(out)]
     # Python searches the script's own folder first: PYTHONPATH makes it import this package and no other copy.
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -14,7 +14,7 @@ from secureafl_ext.cli import main
 from secureafl_ext.defenses import DEFENSES, register_defense
 from secureafl_ext.sim import federation
 from secureafl_ext.sim.loop import run
-from secureafl_ext.sim.options import knobs, prepare
+from secureafl_ext.sim.options import options_of, prepare
 from secureafl_ext.sim.settings import Settings, UndefinedError
 from secureafl_ext.tasks import Arrays, datasets, register_dataset
 
@@ -145,7 +145,7 @@ def test_a_rule_without_its_parts_is_refused(made):
 
 def test_options_come_from_the_keyword_only_parameters():
     register_attack("new", honest, about="a test")
-    assert knobs("attack_options", "new") == {"scale": 1.0, "times": None}  # the type of `times` is text, as for later
+    assert options_of("attack_options", "new") == {"scale": 1.0, "times": None}  # the type of `times` is text, as for later
     settings = Settings(attack="new", device="cpu")
     for options in ({"scale": 2.0, "times": 3}, {"scale": 1}):
         given = Settings(attack="new", attack_options=options, device="cpu")

@@ -145,7 +145,10 @@ def test_a_rule_without_its_parts_is_refused(made):
 
 def test_options_come_from_the_keyword_only_parameters():
     register_attack("new", honest, about="a test")
-    assert options_of("attack_options", "new") == {"scale": 1.0, "times": None}  # the type of `times` is text, as for later
+    assert options_of("attack_options", "new") == {
+        "scale": 1.0,
+        "times": None,
+    }  # times: text
     settings = Settings(attack="new", device="cpu")
     for options in ({"scale": 2.0, "times": 3}, {"scale": 1}):
         given = Settings(attack="new", attack_options=options, device="cpu")

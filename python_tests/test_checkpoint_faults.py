@@ -102,7 +102,7 @@ def test_four_threads_save_to_one_path(server, path):
 STANDS_STILL = """
 import sys, time
 from engines import make
-from secureafl_ext import tensor_file
+from secureafl_ext.checkpoint import tensor_file
 
 def dump(file, *arguments):
     file.write(b"half a check")

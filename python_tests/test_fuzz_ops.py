@@ -136,7 +136,7 @@ SEGMENTATION_FAULT = """
 import torch
 from secureafl_ext import _C
 from secureafl_ext.config import Config
-from secureafl_ext.fused import Fused
+from secureafl_ext.engines.fused import Fused
 
 n, d = 2, 130
 e = Fused(Config(memory=1), n, d, torch.device("cpu"))

@@ -142,6 +142,16 @@ def refused(group):
     return str(refusal.value)
 
 
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parent.parent / "docs" / "embedding.md").read_text()
+    code = page.split("## Your own rule\n\n```python\n")[1].split("```")[0]
+    scope = {"SecureAFL": SecureAFL, "model": torch.zeros(4)}
+    exec(code, scope)
+    assert scope["server"].config.rule == "clipped_mean"
+    scope["server"].submit(0, torch.ones(4), 0)
+    assert (scope["server"].model < 0).all()
+
+
 def installed(folder: Path, monkeypatch, source: str, points: dict[str, str]) -> None:
     """A package `plugged` on sys.path with these entry points, as pip would leave it."""
     (folder / "plugged.py").write_text(source)

@@ -159,7 +159,7 @@ class Config:
                 raise ValueError(f"SecureAFL: {name} must be {expected}, got {getattr(self, name)!r}")
 
         # Otherwise a rejected update is stored while the model stays. The client's next factor is then undefined, so
-        # that update is rejected too, and so on for ever.
+        # that update is rejected too, and so are all later ones.
         fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
         need(fits, "on_reject", f"'step' with store={self.store!r}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")

@@ -188,7 +188,7 @@ def _check_factors(caller: str, factors: Tensor, recorded: Tensor, config: Confi
         raise ValueError(f"{caller}: factors must have room for {max(version, 1)} rounds, got {room}")
     taken = torch.arange(room, device=recorded.device) < recorded[..., None]
     if not torch.equal(factors.isfinite().to(taken.device), taken.expand(factors.shape)):
-        raise ValueError(f"{caller}: factors must be finite as far as recorded says, then inf, got other values")
+        raise ValueError(f"{caller}: factors must be `recorded` finite values per list, then inf, got other values")
 
 
 def _within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:

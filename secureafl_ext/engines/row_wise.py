@@ -24,7 +24,7 @@ class RowWise:
 
     Without corrections (memory=0 or trust=0) the estimates are the last updates. A round replaces one of them: the
     history is the stack of rows, and one matrix-vector product updates `products`. With corrections all rows change in
-    every round, so that rows and products are computed anew: the slow case.
+    every round, so that rows and products are computed from scratch: the slow case.
     """
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):

@@ -19,7 +19,7 @@ KINDS = {
     "twice": "a reply to no message that is open, dropped",
     "unsent": "Flower took no message for it",
 }
-# Level of each kind in the log: debug for what happens in every round, warning for a client that fails.
+# Level of each kind in the log: debug for the events of every round, warning for a client that fails.
 LEVELS = {
     **dict.fromkeys(("accepted", "stale", "twice"), logging.DEBUG),
     **dict.fromkeys(("joined", "waiting", "left", "rejected"), logging.INFO),

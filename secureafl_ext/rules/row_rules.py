@@ -104,7 +104,7 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
 
 
 def bucketed(mask: Tensor, draw: Tensor, size: int) -> Tensor:
-    """(b, r) float64: the matrix that averages random buckets of `size` rows each; a new draw () int64 shuffles anew.
+    """(b, r) float64: the matrix that averages random buckets of `size` rows each. draw () int64 seeds the shuffle.
 
     Rows that take part fill the first buckets; the last of these may be smaller, and the other buckets are zero.
     A hash of draw and row gives the order: a generator would repeat itself at every replay of a CUDA graph.

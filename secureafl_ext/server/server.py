@@ -194,7 +194,7 @@ class SecureAFL(CheckpointedServer):
 
         It may have been saved on any number of ranks, or on none: each rank of process_group gets the slice that
         `shard` gives it. A file that was changed or damaged raises a ValueError. A forged file with possible values is
-        not detected: load only files from people whom you would let set your model.
+        not detected: load only files from sources that you trust with your model.
         """
         device = torch.device(device or "cpu")
         ranks = ranks_of(process_group, device)

@@ -37,7 +37,7 @@ class Sizes:
 ALL = (*(name for name in DEFENSES if not name.startswith("secureafl-")), "secureafl-kin")
 SIZES = {
     "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), (1, 2, 4, 8, 16), 20),
-    "quick": Sizes(40, 50, ("async-sgd", "secureafl"), ("gaussian",), (1, 2), 3),
+    "quick": Sizes(10, 50, ("async-sgd", "secureafl"), ("gaussian",), (1, 2), 3),
     "tiny": Sizes(4, 5, ("async-sgd", "secureafl"), ("sign-flip",), (1, 2), 1),
 }
 ON_CPU = 200  # rounds: a hundredth of a GPU's speed

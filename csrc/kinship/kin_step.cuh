@@ -9,7 +9,9 @@
 #include "common/launch.cuh"
 #endif
 #include "common/loads.cuh"
+#include "kinship/choose.h"
 #include "kinship/kinship.h"
+#include "round/judge.h"
 
 // The three kernels of math/kin.h. kWide: neighbouring floats of a row that a thread loads at once, 4 where the state
 // allows it. Where update and trained_on begin must not matter: it would change the order of the sums.

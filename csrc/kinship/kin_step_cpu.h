@@ -9,7 +9,9 @@
 #include "common/chunks_cpu.h"
 #include "common/simd_cpu.h"
 #include "common/team.h"
+#include "kinship/choose.h"
 #include "kinship/kinship.h"
+#include "round/judge.h"
 
 // A round in the three steps of math/kin.h; the first and the last on all threads, in chunks by d alone.
 

@@ -160,9 +160,9 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   check.apart(spans);
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
-    const Verdict given = *data<Verdict>(verdict);
-    check.within("verdict must be of a client in", given.client, 0, n - 1);
-    check.within("verdict must be of a slot in", given.slot, 0, m - 1);
+    const Verdict judged = *data<Verdict>(verdict);
+    check.within("verdict must be of a client in", judged.client, 0, n - 1);
+    check.within("verdict must be of a slot in", judged.slot, 0, m - 1);
   }
   check.trust(trust);
   Round r{};

@@ -2,15 +2,13 @@
 
 #include <cuda_fp16.h>
 
-#include <utility>
-
 #include "common/launch.cuh"
 #include "common/loads.cuh"
 #include "round/judge.h"
 #include "round/launches.h"
+#include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "round/tile_pipeline.cuh"
-#include "round/tiles.h"
 #include "rules/select.cuh"
 
 namespace secureafl::cuda {
@@ -38,48 +36,6 @@ __device__ inline void load_row(const float* row, float (&out)[kSize]) {
     for (int i = 0; i < kWide; ++i) out[j + i] = piece[i];
   }
 }
-
-// What the compiler knows of one pass. Sums over rows: each thread of a team has rows of its own, all through the
-// kernel, so that nothing is added up between threads before the end.
-template <int kPairs, typename S, int kThreads_, int kColumns_, int kHeld_>
-struct Pass {
-  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kHeld = kHeld_;
-  static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
-  static constexpr int kClients = kLanes * kHeld;
-  static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
-  static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
-  // Threads of a block: its teams. Where many sums are in registers there are fewer of them.
-  static constexpr int kMost = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
-  static constexpr int kBlocksEach = kThreads > 32 ? 2 : 1;  // of a multiprocessor
-  static constexpr bool kReadsOn = kThreads == 32;           // see Stage
-  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMost / kThreads);
-  using Stored = S;
-
-  static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
-};
-
-// A tile of the history in shared memory. The threads of a warp read and write on past its n clients without asking, up
-// to the number that their shape can hold: what they find there is not used, and there is room for it.
-template <typename P>
-struct Stage {
-  using S = typename P::Stored;
-  S* slots;     // (2m, n, kColumns)
-  float* last;  // (2, n, kColumns): w, g; and room
-
-  __device__ Stage(char* at, int n) {
-    slots = reinterpret_cast<S*>(at);
-    last = reinterpret_cast<float*>(at + slot_bytes(n));
-  }
-  __host__ __device__ static int slot_bytes(int n) {
-    return P::kPlanes * n * P::kColumns * static_cast<int>(sizeof(S));
-  }
-  __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
-  __host__ __device__ static int bytes(int n) {
-    const int walked = slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns;
-    const int summed = slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1);
-    return ((walked > summed ? walked : summed) + 15) / 16 * 16;
-  }
-};
 
 // Hides where a value comes from. The compiler would else work all comparisons with it out ahead of the loop, and get
 // each back from a packed register in more instructions than it takes to compare anew.
@@ -284,80 +240,6 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
     for (int t = 0; t < teams; ++t) sum += i < rows ? staged[t * rows + i] : own[t * owned + i - rows];
     changes[i] = sum;
   }
-}
-
-// Calls f with the Pass for so many clients and pairs.
-template <int kPairs, typename S, typename F>
-void visit_shape(const Shape& shape, const F& f) {
-  if constexpr (kPairs == kDefaultMemory) {
-    if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
-    if (shape.held == 7) return f(Pass<kPairs, S, 32, 1, 7>());
-    if (shape.held == 10) return f(Pass<kPairs, S, 32, 1, 10>());
-  }
-  if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
-  if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
-  f(Pass<kPairs, S, 256, 1, 4>());
-}
-template <typename S, typename F>
-void visit_pass(int64_t n, int64_t m, const F& f) {
-  const Shape shape = shape_of(n, m);
-  switch (m) {
-    case 1: return visit_shape<1, S>(shape, f);
-    case 2: return visit_shape<2, S>(shape, f);
-    case 3: return visit_shape<3, S>(shape, f);
-    case 4: return visit_shape<4, S>(shape, f);
-    default: visit_shape<5, S>(shape, f);
-  }
-}
-
-// Shared memory of a block: what its teams share, and what each of them has.
-template <typename P>
-constexpr int64_t shared_by_teams() {
-  return P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes;
-}
-template <typename P>
-int64_t shared_by_team(int64_t n) {
-  return 2 * Stage<P>::bytes(static_cast<int>(n));
-}
-
-template <typename S>
-int64_t least_shared(int64_t n, int64_t m) {
-  int64_t bytes = 0;
-  visit_pass<S>(n, m, [&](auto pass) {
-    using P = decltype(pass);
-    bytes = shared_by_teams<P>() + shared_by_team<P>(n);
-  });
-  return bytes;
-}
-
-// As many teams in a block as shared memory feeds, and blocks to fill the GPU once.
-template <typename S>
-PassPlan plan_pass(const Launcher& launch, const Round& r) {
-  PassPlan plan{};
-  visit_pass<S>(r.n, r.m, [&](auto pass) {
-    using P = decltype(pass);
-    const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
-    const int64_t most = launch.most_shared(), fed = (most - fixed) / each_team, most_teams = P::kMost / P::kThreads;
-    const int64_t teams = fed < most_teams ? fed : most_teams;
-    if (fixed > most || teams < 1) {
-      throw std::runtime_error("secureafl::step_: a coordinate of " + std::to_string(r.n) + " clients does not fit " +
-                               "this GPU's shared memory of " + std::to_string(most) + " bytes");
-    }
-    plan.threads = teams * P::kThreads;
-    plan.shared_bytes = fixed + teams * each_team;
-    const int64_t each = P::kBlocksEach > 1 ? launch.blocks_fed(plan.shared_bytes, P::kBlocksEach) : 1;
-    const int64_t needed = (r.tiles + teams - 1) / teams, room = launch.multiprocessors() * each;
-    plan.blocks = needed < 1 ? 1 : needed < room ? needed : room;
-  });
-  return plan;
-}
-
-template <typename S>
-void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
-  visit_pass<S>(r.n, r.m, [&](auto pass) {
-    launch.early(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
-                 scratch);
-  });
 }
 
 }  // namespace secureafl::cuda

@@ -1,4 +1,4 @@
-#include "round/pass.cuh"
+#include "round/pass_launch.cuh"
 
 namespace secureafl::cuda {
 

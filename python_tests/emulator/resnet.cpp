@@ -1,4 +1,5 @@
 #include "sim/resnet/backward.cuh"
+#include "sim/resnet/pack.cuh"
 
 // The ops of csrc/sim/resnet/resnet.cu on a CPU: the same kernels, block after block.
 

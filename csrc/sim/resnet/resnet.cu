@@ -3,6 +3,7 @@
 #include "common/launch.cuh"
 #include "sim/check.h"
 #include "sim/resnet/backward.cuh"
+#include "sim/resnet/pack.cuh"
 
 namespace secureafl {
 

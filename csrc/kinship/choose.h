@@ -1,0 +1,123 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "kinship/kinship.h"
+#include "kinship/select_clients.h"
+#include "kinship/similarity.h"
+#include "kinship/table.h"
+#include "round/judge.h"
+#include "round/quantile.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// Mean of the kept rows, none longer than `usual`: the rows with their weights, in their order, and the update's.
+template <typename Team>
+SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double usual, Choice* out) {
+  const int n = static_cast<int>(r.n), client = out->verdict.client;
+  SECUREAFL_ROLLED
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    int place = 0, count = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) {
+      const bool kept = table.is[k] & Table::kKept;
+      place += kept && k < i && k != client;
+      count += kept;
+    }
+    place = team.sum_across(place);
+    count = team.sum_across(count);
+    if (team.across() != 0) continue;
+    const bool kept = table.is[i] & Table::kKept;
+    const double norm = table.norms[i];
+    const float weight = kept ? static_cast<float>(1.0 / count * (norm > usual ? usual / norm : 1)) : 0.0f;
+    if (i == client) {
+      out->own = weight;
+      out->count = count - kept;
+    } else if (kept) {
+      out->rows[place] = i;
+      out->weights[place] = weight;
+    }
+  }
+}
+
+// This thread's part of the tally.
+template <typename Team>
+SECUREAFL_FN Tally part_of_tally(const Team& team, const Kin& r, const Standing& before, double factor,
+                                 const Table& table) {
+  if constexpr (Team::kSize == 1) {
+    return tally_of(r, before, factor);
+  } else {
+    FactorList* lists = reinterpret_cast<FactorList*>(table.values);  // (r.lists), at most n
+    FactorWalk<Team, 4> walk(team, r, before);
+    walk.fetch();
+    Tally tally{0, weigh_lists(team, r, before, lists)};
+    team.sync();
+    tally.below = walk.below(lists, factor);
+    SECUREAFL_ROLLED
+    while (walk.more()) {
+      walk.fetch();
+      tally.below += walk.below(lists, factor);
+    }
+    return tally;
+  }
+}
+
+// From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
+// products with clients that are not seen may be anything: they are taken anew before they are looked at.
+template <typename Team>
+SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Table& table, Choice* out) {
+  const int n = static_cast<int>(r.n);
+  const double* judged = sums + n;
+  const Standing before = standing_of(r);
+  const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
+  int64_t known_less_new = 0;  // of the others: 1 for each known client, -1 for each one on probation
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    if (k != before.client && r.seen[k]) known_less_new += is_known(r, k) ? 1 : -1;
+  }
+  int64_t counted[] = {part.below, part.all, known_less_new};
+  totals(team, counted, table);
+  if (team.rank() == 0) {
+    out->verdict = decide(r, before, judged, {counted[0], counted[1]});
+    const int own = out->verdict.received ? (is_known(r, before.client) ? 1 : -1) : 0;
+    table.found[2] = static_cast<double>(counted[2] + own);
+    ++*r.rounds;
+  }
+  team.sync();
+
+  const Verdict v = out->verdict;
+  const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
+  const bool probation = table.found[2] >= 0;       // once half are known, the others wait
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    const bool is_client = k == v.client, present = is_client ? v.received : r.seen[k];
+    const bool takes_part = present && (is_known(r, k) || !probation);
+    const double last = r.products[k * r.n + k];
+    sums[k] = v.stored ? sums[k] * v.clip : 0;
+    table.lengths[k] = sqrt(last);
+    table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
+    table.is[k] = takes_part ? Table::kTakesPart : 0;
+    table.values[k] = present ? table.norms[k] : INFINITY;  // with those on probation: quick attackers are known first
+  }
+  team.sync();
+  const double usual = median_of(team, table.values, n, table.found);
+  const bool meets = before.known && v.stored;
+  const int met = meets ? meet(team, r, v.client, sums, sqrt(square), usual, table) : 0;
+  SECUREAFL_ROLLED
+  for (int k = team.rank(); k < n && v.stored; k += Team::kSize) {
+    r.products[v.client * r.n + k] = r.products[k * r.n + v.client] = k == v.client ? square : sums[k];
+  }
+  const bool met_any = total(team, met, table) > 0;
+  if (team.rank() == 0) {
+    r.met[v.client] += met_any;
+    if (v.stored) r.seen[v.client] = true;
+  }
+  team.sync();
+  select_clients(team, r, table, table.found + 2);
+  weigh(team, r, table, usual, out);      // of all, not of the kept: attackers may be most of these
+  if (v.steps) settle(team, r, table, table.found + 8);
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "common/launch.cuh"
+#include "round/launches.h"
+#include "round/pass.cuh"
+#include "round/pass_shape.cuh"
+
+namespace secureafl::cuda {
+
+// Shared memory of a block: what its teams share, and what each of them has.
+template <typename P>
+constexpr int64_t shared_by_teams() {
+  return P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes;
+}
+template <typename P>
+int64_t shared_by_team(int64_t n) {
+  return 2 * Stage<P>::bytes(static_cast<int>(n));
+}
+
+template <typename S>
+int64_t least_shared(int64_t n, int64_t m) {
+  int64_t bytes = 0;
+  visit_pass<S>(n, m, [&](auto pass) {
+    using P = decltype(pass);
+    bytes = shared_by_teams<P>() + shared_by_team<P>(n);
+  });
+  return bytes;
+}
+
+// As many teams in a block as shared memory feeds, and blocks to fill the GPU once.
+template <typename S>
+PassPlan plan_pass(const Launcher& launch, const Round& r) {
+  PassPlan plan{};
+  visit_pass<S>(r.n, r.m, [&](auto pass) {
+    using P = decltype(pass);
+    const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
+    const int64_t most = launch.most_shared(), fed = (most - fixed) / each_team, most_teams = P::kMost / P::kThreads;
+    const int64_t teams = fed < most_teams ? fed : most_teams;
+    if (fixed > most || teams < 1) {
+      throw std::runtime_error("secureafl::step_: a coordinate of " + std::to_string(r.n) + " clients does not fit " +
+                               "this GPU's shared memory of " + std::to_string(most) + " bytes");
+    }
+    plan.threads = teams * P::kThreads;
+    plan.shared_bytes = fixed + teams * each_team;
+    const int64_t each = P::kBlocksEach > 1 ? launch.blocks_fed(plan.shared_bytes, P::kBlocksEach) : 1;
+    const int64_t needed = (r.tiles + teams - 1) / teams, room = launch.multiprocessors() * each;
+    plan.blocks = needed < 1 ? 1 : needed < room ? needed : room;
+  });
+  return plan;
+}
+
+template <typename S>
+void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
+  visit_pass<S>(r.n, r.m, [&](auto pass) {
+    launch.early(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
+                 scratch);
+  });
+}
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+
+#include "round/tiles.h"
+
+namespace secureafl::cuda {
+
+// What the compiler knows of one pass. Sums over rows: each thread of a team has rows of its own, all through the
+// kernel, so that nothing is added up between threads before the end.
+template <int kPairs, typename S, int kThreads_, int kColumns_, int kHeld_>
+struct Pass {
+  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kHeld = kHeld_;
+  static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
+  static constexpr int kClients = kLanes * kHeld;
+  static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
+  static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
+  // Threads of a block: its teams. Where many sums are in registers there are fewer of them.
+  static constexpr int kMost = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
+  static constexpr int kBlocksEach = kThreads > 32 ? 2 : 1;  // of a multiprocessor
+  static constexpr bool kReadsOn = kThreads == 32;           // see Stage
+  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMost / kThreads);
+  using Stored = S;
+
+  static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
+};
+
+// A tile of the history in shared memory. The threads of a warp read and write on past its n clients without asking, up
+// to the number that their shape can hold: what they find there is not used, and there is room for it.
+template <typename P>
+struct Stage {
+  using S = typename P::Stored;
+  S* slots;     // (2m, n, kColumns)
+  float* last;  // (2, n, kColumns): w, g; and room
+
+  __device__ Stage(char* at, int n) {
+    slots = reinterpret_cast<S*>(at);
+    last = reinterpret_cast<float*>(at + slot_bytes(n));
+  }
+  __host__ __device__ static int slot_bytes(int n) {
+    return P::kPlanes * n * P::kColumns * static_cast<int>(sizeof(S));
+  }
+  __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
+  __host__ __device__ static int bytes(int n) {
+    const int walked = slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns;
+    const int summed = slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1);
+    return ((walked > summed ? walked : summed) + 15) / 16 * 16;
+  }
+};
+
+// Calls f with the Pass for so many clients and pairs.
+template <int kPairs, typename S, typename F>
+void visit_shape(const Shape& shape, const F& f) {
+  if constexpr (kPairs == kDefaultMemory) {
+    if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
+    if (shape.held == 7) return f(Pass<kPairs, S, 32, 1, 7>());
+    if (shape.held == 10) return f(Pass<kPairs, S, 32, 1, 10>());
+  }
+  if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
+  if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
+  f(Pass<kPairs, S, 256, 1, 4>());
+}
+template <typename S, typename F>
+void visit_pass(int64_t n, int64_t m, const F& f) {
+  const Shape shape = shape_of(n, m);
+  switch (m) {
+    case 1: return visit_shape<1, S>(shape, f);
+    case 2: return visit_shape<2, S>(shape, f);
+    case 3: return visit_shape<3, S>(shape, f);
+    case 4: return visit_shape<4, S>(shape, f);
+    default: visit_shape<5, S>(shape, f);
+  }
+}
+
+}  // namespace secureafl::cuda

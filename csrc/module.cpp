@@ -58,7 +58,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
   m.def("pass_sums", &pass_sums);
   m.def("tile_columns", &tile_columns);
-  m.attr("MOST_CLIENTS") = secureafl::kMostClients;
-  m.attr("MOST_GPU_PAIRS") = secureafl::kMostGpuPairs;
+  m.attr("MOST_CLIENTS") = secureafl::kMaxClients;
+  m.attr("MOST_GPU_PAIRS") = secureafl::kMaxGpuPairs;
   m.attr("VERDICT_BYTES") = sizeof(secureafl::Verdict);
 }

@@ -141,7 +141,7 @@ class Check {
   }
 
   // What is written must not be read, or written, under another name.
-  void apart(const std::vector<Span>& spans) const {
+  void no_overlap(const std::vector<Span>& spans) const {
     for (size_t i = 0; i < spans.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         const Span &a = spans[i], &b = spans[j];

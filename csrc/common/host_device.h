@@ -10,15 +10,15 @@
 #define SECUREAFL_FN __device__ __forceinline__
 #define SECUREAFL_BOTH __host__ __device__ constexpr  // what the host needs beside a launch
 // A loop that is to stay one: code that a kernel runs through once takes longer to fetch than to execute.
-#define SECUREAFL_ROLLED _Pragma("unroll 1")
+#define SECUREAFL_NO_UNROLL _Pragma("unroll 1")
 // One of few turns, so that its loads are on their way together.
-#define SECUREAFL_UNROLLED _Pragma("unroll")
+#define SECUREAFL_UNROLL _Pragma("unroll")
 #else
 #define SECUREAFL_KIND host_code
 #define SECUREAFL_FN inline
 #define SECUREAFL_BOTH constexpr
-#define SECUREAFL_ROLLED
-#define SECUREAFL_UNROLLED
+#define SECUREAFL_NO_UNROLL
+#define SECUREAFL_UNROLL
 #endif
 
 namespace secureafl {

@@ -23,12 +23,12 @@ inline void check(cudaError_t error, const char* what) {
 
 // Between a kernel and the next, if that was launched `early`: the next may begin what does not depend on this one;
 // it waits until this one is done and all that it wrote is there.
-__device__ inline void let_next_start() {
+__device__ inline void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-__device__ inline void wait_for_last() {
+__device__ inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -52,9 +52,9 @@ inline bool prepare_kernel(const void* kernel, int32_t device) {
   if (found != prepared.end()) return found->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "kernel attributes");
-  int most_shared = 0;
-  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device limits");
-  const int dynamic = most_shared - static_cast<int>(attributes.sharedSizeBytes);
+  int max_shared_bytes = 0;
+  check(cudaDeviceGetAttribute(&max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device limits");
+  const int dynamic = max_shared_bytes - static_cast<int>(attributes.sharedSizeBytes);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic), "shared memory");
   return prepared[{kernel, device}] = attributes.ptxVersion >= 90;
 }
@@ -71,10 +71,10 @@ class Launcher {
   }
 
   // Shared memory, in bytes, that one block may ask for on this device.
-  int64_t most_shared() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+  int64_t max_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
   // Blocks that one multiprocessor can run at a time, as far as shared memory goes, but at most `most`.
-  int64_t blocks_fed(int64_t shared_bytes, int64_t most) const {
+  int64_t blocks_per_multiprocessor(int64_t shared_bytes, int64_t most) const {
     constexpr int64_t kOwn = 1024;  // what the system takes of each block's
     const int64_t fed = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (shared_bytes + kOwn);
     return fed < 1 ? 1 : fed < most ? fed : most;
@@ -88,16 +88,17 @@ class Launcher {
     launch(false, kernel, blocks, threads, shared_bytes, args...);
   }
 
-  // The same for a kernel that calls wait_for_last: it may start as soon as the one before has called let_next_start in
+  // The same for a kernel that calls pdl_wait: it may start as soon as the one before has called pdl_trigger in
   // all its blocks, or left. GPUs that cannot do so start it behind the other, as always.
   template <typename... Params, typename... Args>
-  void early(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes, const Args&... args) const {
+  void launch_pdl(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                  const Args&... args) const {
     launch(true, kernel, blocks, threads, shared_bytes, args...);
   }
 
  private:
   template <typename... Params, typename... Args>
-  void launch(bool early, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+  void launch(bool pdl, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
               const Args&... args) const {
     if (blocks == 0) return;
     const bool has_pdl = prepare_kernel(reinterpret_cast<const void*>(kernel), device_);
@@ -110,7 +111,7 @@ class Launcher {
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_;
     config.attrs = &serial;
-    config.numAttrs = early && has_pdl ? 1 : 0;
+    config.numAttrs = pdl && has_pdl ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, args...), "launch");
   }
 

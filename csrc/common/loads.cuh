@@ -6,9 +6,9 @@
 
 namespace secureafl::cuda {
 
-__device__ inline float widened(float value) { return value; }
+__device__ inline float to_float(float value) { return value; }
 #ifndef SECUREAFL_EMULATED
-__device__ inline float widened(__half value) { return __half2float(value); }
+__device__ inline float to_float(__half value) { return __half2float(value); }
 #endif
 
 // kColumns neighbouring values as floats, in one load.
@@ -19,12 +19,12 @@ __device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
   };
   const Piece piece = *reinterpret_cast<const Piece*>(from);
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) out[c] = widened(piece.values[c]);
+  for (int c = 0; c < kColumns; ++c) out[c] = to_float(piece.values[c]);
 }
 
 // The same from wherever a caller's tensor begins.
 template <int kColumns>
-__device__ inline void load_apart(const float* from, float (&out)[kColumns]) {
+__device__ inline void load_unaligned(const float* from, float (&out)[kColumns]) {
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) out[c] = from[c];
 }

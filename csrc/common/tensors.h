@@ -22,7 +22,7 @@ using torch::stable::Tensor;
 
 // A `str` argument of an op, which is freed. torch's own conversion to std::string leaks one at every call
 // (pytorch issue 191340), so ops take the handle itself.
-inline std::string taken(StringHandle handle) {
+inline std::string take_string(StringHandle handle) {
   size_t length = 0;
   const char* letters = nullptr;
   torch_string_length(handle, &length);
@@ -56,15 +56,15 @@ using compute_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, f
 
 // Calls f with a value of the C++ type that dtype names. The checks have refused all others.
 template <typename F>
-void visit_wide(ScalarType dtype, const F& f) {
+void dispatch_wide(ScalarType dtype, const F& f) {
   if (dtype == ScalarType::Double) return f(double());
   f(float());
 }
 template <typename F>
-void visit_any(ScalarType dtype, const F& f) {
+void dispatch_any(ScalarType dtype, const F& f) {
   if (dtype == ScalarType::Half) return f(torch::headeronly::Half());
   if (dtype == ScalarType::BFloat16) return f(torch::headeronly::BFloat16());
-  visit_wide(dtype, f);
+  dispatch_wide(dtype, f);
 }
 
 // How many of a host tensor's bools are true.

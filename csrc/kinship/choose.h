@@ -16,24 +16,24 @@ namespace secureafl::SECUREAFL_KIND {
 
 // Mean of the kept rows, none longer than `usual`: the rows with their weights, in their order, and the update's.
 template <typename Team>
-SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, double usual, Choice* out) {
+SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& table, double median_norm, Choice* out) {
   const int n = static_cast<int>(r.n), client = out->verdict.client;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     int place = 0, count = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) {
-      const bool kept = table.is[k] & Table::kKept;
+      const bool kept = table.flags[k] & Table::kKept;
       place += kept && k < i && k != client;
       count += kept;
     }
     place = team.sum_across(place);
     count = team.sum_across(count);
     if (team.across() != 0) continue;
-    const bool kept = table.is[i] & Table::kKept;
+    const bool kept = table.flags[i] & Table::kKept;
     const double norm = table.norms[i];
-    const float weight = kept ? static_cast<float>(1.0 / count * (norm > usual ? usual / norm : 1)) : 0.0f;
+    const float weight = kept ? static_cast<float>(1.0 / count * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
     if (i == client) {
-      out->own = weight;
+      out->own_weight = weight;
       out->count = count - kept;
     } else if (kept) {
       out->rows[place] = i;
@@ -44,7 +44,7 @@ SECUREAFL_FN void weigh(const Team& team, const Kin& r, const Table& table, doub
 
 // This thread's part of the tally.
 template <typename Team>
-SECUREAFL_FN Tally part_of_tally(const Team& team, const Kin& r, const Standing& before, double factor,
+SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const ClientState& before, double factor,
                                  const Table& table) {
   if constexpr (Team::kSize == 1) {
     return tally_of(r, before, factor);
@@ -55,7 +55,7 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const Kin& r, const Standing&
     Tally tally{0, weigh_lists(team, r, before, lists)};
     team.sync();
     tally.below = walk.below(lists, factor);
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     while (walk.more()) {
       walk.fetch();
       tally.below += walk.below(lists, factor);
@@ -67,13 +67,13 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const Kin& r, const Standing&
 // From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
 // products with clients that are not seen may be anything: they are taken anew before they are looked at.
 template <typename Team>
-SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Table& table, Choice* out) {
+SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, const Table& table, Choice* out) {
   const int n = static_cast<int>(r.n);
   const double* judged = sums + n;
-  const Standing before = standing_of(r);
+  const ClientState before = client_state(r);
   const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
   int64_t known_less_new = 0;  // of the others: 1 for each known client, -1 for each one on probation
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (k != before.client && r.seen[k]) known_less_new += is_known(r, k) ? 1 : -1;
   }
@@ -82,15 +82,15 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
   if (team.rank() == 0) {
     out->verdict = decide(r, before, judged, {counted[0], counted[1]});
     const int own = out->verdict.received ? (is_known(r, before.client) ? 1 : -1) : 0;
-    table.found[2] = static_cast<double>(counted[2] + own);
+    table.shared_results[2] = static_cast<double>(counted[2] + own);
     ++*r.rounds;
   }
   team.sync();
 
   const Verdict v = out->verdict;
-  const double square = v.stored ? v.g_square : 0;  // what is not stored takes no part either, and may be NaN
-  const bool probation = table.found[2] >= 0;       // once half are known, the others wait
-  SECUREAFL_ROLLED
+  const double square = v.stored ? v.g_square : 0;      // what is not stored takes no part either, and may be NaN
+  const bool probation = table.shared_results[2] >= 0;  // once half are known, the others wait
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const bool is_client = k == v.client, present = is_client ? v.received : r.seen[k];
     const bool takes_part = present && (is_known(r, k) || !probation);
@@ -98,14 +98,14 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     sums[k] = v.stored ? sums[k] * v.clip : 0;
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
-    table.is[k] = takes_part ? Table::kTakesPart : 0;
+    table.flags[k] = takes_part ? Table::kTakesPart : 0;
     table.values[k] = present ? table.norms[k] : INFINITY;  // with those on probation: quick attackers are known first
   }
   team.sync();
-  const double usual = median_of(team, table.values, n, table.found);
-  const bool meets = before.known && v.stored;
-  const int met = meets ? meet(team, r, v.client, sums, sqrt(square), usual, table) : 0;
-  SECUREAFL_ROLLED
+  const double median_norm = median_of(team, table.values, n, table.shared_results);
+  const bool compared = before.known && v.stored;
+  const int met = compared ? update_similarity(team, r, v.client, sums, sqrt(square), median_norm, table) : 0;
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n && v.stored; k += Team::kSize) {
     r.products[v.client * r.n + k] = r.products[k * r.n + v.client] = k == v.client ? square : sums[k];
   }
@@ -115,9 +115,9 @@ SECUREAFL_FN void choose(const Team& team, const Kin& r, double* sums, const Tab
     if (v.stored) r.seen[v.client] = true;
   }
   team.sync();
-  select_clients(team, r, table, table.found + 2);
-  weigh(team, r, table, usual, out);      // of all, not of the kept: attackers may be most of these
-  if (v.steps) settle(team, r, table, table.found + 8);
+  select_clients(team, r, table, table.shared_results + 2);
+  weigh_rows(team, r, table, median_norm, out);  // of all, not of the kept: attackers may be most of these
+  if (v.steps) update_centre(team, r, table, table.shared_results + 8);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

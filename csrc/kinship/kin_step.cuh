@@ -13,7 +13,7 @@
 #include "kinship/kinship.h"
 #include "round/judge.h"
 
-// The three kernels of math/kin.h. kWide: neighbouring floats of a row that a thread loads at once, 4 where the state
+// The three kernels of math/kin.h. kVector: neighbouring floats of a row that a thread loads at once, 4 where the state
 // allows it. Where update and trained_on begin must not matter: it would change the order of the sums.
 
 namespace secureafl::cuda {
@@ -21,15 +21,15 @@ namespace secureafl::cuda {
 namespace cg = cooperative_groups;
 
 constexpr int kSumThreads = 256, kStepThreads = 256;
-constexpr int kAbreast = 4;  // rows that a warp multiplies with the update at a time
+constexpr int kRowsPerWarp = 4;  // rows that a warp multiplies with the update at a time
 
-// How the sums are spread over warps: each takes one chunk of d of kAbreast rows, or of the judge's sums.
+// How the sums are spread over warps: each takes one chunk of d of kRowsPerWarp rows, or of the judge's sums.
 struct KinPlan {
   int64_t groups, chunks, length;
 
   static KinPlan of(int64_t n, int64_t d) {
     constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // warps in all, about; coordinates of each
-    const int64_t groups = (n + kAbreast - 1) / kAbreast + 1;
+    const int64_t groups = (n + kRowsPerWarp - 1) / kRowsPerWarp + 1;
     const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > kLeast ? even : kLeast;
     const int64_t whole = (length + kStep - 1) / kStep * kStep;
     return {groups, d > whole ? (d + whole - 1) / whole : 1, whole};
@@ -40,60 +40,60 @@ __device__ inline double warp_sum(double sum) {
   return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), sum, cg::plus<double>());
 }
 
-// sums (kAbreast): the update with as many rows from `first` on, over this lane's share of start .. stop - 1
-template <int kWide>
-__device__ inline void add_products(const Kin& r, int64_t first, int64_t start, int64_t stop,
-                                    double (&sums)[kAbreast]) {
-  const float* rows[kAbreast];
+// sums (kRowsPerWarp): the update with as many rows from `first` on, over this lane's share of start .. stop - 1
+template <int kVector>
+__device__ inline void add_products(const KinRound& r, int64_t first, int64_t start, int64_t stop,
+                                    double (&sums)[kRowsPerWarp]) {
+  const float* rows[kRowsPerWarp];
 #pragma unroll
-  for (int i = 0; i < kAbreast; ++i) {
+  for (int i = 0; i < kRowsPerWarp; ++i) {
     const int64_t k = first + i < r.n ? first + i : r.n - 1;  // once more, for nothing, where there is none left
     rows[i] = r.last_updates + k * r.d;
   }
 #pragma unroll 2
-  for (int64_t c = start; c < stop; c += 32 * kWide) {
-    float g[kWide], row[kAbreast][kWide];
-    load_apart(r.update + c, g);
+  for (int64_t c = start; c < stop; c += 32 * kVector) {
+    float g[kVector], row[kRowsPerWarp][kVector];
+    load_unaligned(r.update + c, g);
 #pragma unroll
-    for (int i = 0; i < kAbreast; ++i) load_columns(rows[i] + c, row[i]);
+    for (int i = 0; i < kRowsPerWarp; ++i) load_columns(rows[i] + c, row[i]);
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) {
+    for (int j = 0; j < kVector; ++j) {
       const double wide = g[j];
 #pragma unroll
-      for (int i = 0; i < kAbreast; ++i) sums[i] += wide * row[i][j];
+      for (int i = 0; i < kRowsPerWarp; ++i) sums[i] += wide * row[i][j];
     }
   }
 }
 
 // The same for what the judge needs.
-template <int kWide>
-__device__ inline void add_judged(const Kin& r, int64_t start, int64_t stop, double (&sums)[kSums]) {
+template <int kVector>
+__device__ inline void add_judged(const KinRound& r, int64_t start, int64_t stop, double (&sums)[kSums]) {
   const int64_t client = client_of(r);
 #pragma unroll 2
-  for (int64_t c = start; c < stop; c += 32 * kWide) {
-    float g[kWide], w[kWide], last_g[kWide], last_w[kWide];
-    load_apart(r.update + c, g);
-    load_apart(r.trained_on + c, w);
+  for (int64_t c = start; c < stop; c += 32 * kVector) {
+    float g[kVector], w[kVector], last_g[kVector], last_w[kVector];
+    load_unaligned(r.update + c, g);
+    load_unaligned(r.trained_on + c, w);
     load_columns(r.last_updates + client * r.d + c, last_g);
     load_columns(r.last_models + client * r.d + c, last_w);
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) add_to_judge(g[j], w[j], last_g[j], last_w[j], sums);
+    for (int j = 0; j < kVector; ++j) add_to_judge(g[j], w[j], last_g[j], last_w[j], sums);
   }
 }
 
 // parts (r.sums(), chunks)
-template <int kWide>
-__global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(Kin r, KinPlan plan, double* parts) {
-  let_next_start();
+template <int kVector>
+__global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, KinPlan plan, double* parts) {
+  pdl_trigger();
   const int lane = threadIdx.x % 32;
   const int64_t task = (blockIdx.x * static_cast<int64_t>(kSumThreads) + threadIdx.x) / 32;
   const int64_t chunk = task / plan.groups, group = task % plan.groups;
   if (chunk >= plan.chunks) return;
   const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
-  const int64_t start = begin + lane * kWide;
+  const int64_t start = begin + lane * kVector;
   if (group == plan.groups - 1) {
     double sums[kSums] = {};
-    add_judged<kWide>(r, start, stop, sums);
+    add_judged<kVector>(r, start, stop, sums);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const double sum = warp_sum(sums[i]);
@@ -101,11 +101,11 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(Kin r, KinPlan
     }
     return;
   }
-  double sums[kAbreast] = {};
-  add_products<kWide>(r, group * kAbreast, start, stop, sums);
+  double sums[kRowsPerWarp] = {};
+  add_products<kVector>(r, group * kRowsPerWarp, start, stop, sums);
 #pragma unroll
-  for (int i = 0; i < kAbreast; ++i) {
-    const int64_t k = group * kAbreast + i;
+  for (int i = 0; i < kRowsPerWarp; ++i) {
+    const int64_t k = group * kRowsPerWarp + i;
     const double sum = warp_sum(sums[i]);
     if (lane == 0 && k < r.n) parts[k * plan.chunks + chunk] = sum;
   }
@@ -126,14 +126,14 @@ struct BlockTeam {
 
 // One block.      parts (r.sums(), chunks)   rows, weights (n)
 static __global__ void __launch_bounds__(BlockTeam::kSize)
-    kin_choose_kernel(Kin r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
+    kin_choose_kernel(KinRound r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
   __shared__ Choice choice;
   double* sums = &shared_memory<double>();  // (r.sums())
   const BlockTeam team;
   const Table table(sums + r.sums(), r.n);
-  let_next_start();
-  wait_for_last();
-  SECUREAFL_ROLLED
+  pdl_trigger();
+  pdl_wait();
+  SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < static_cast<int>(r.sums()); i += BlockTeam::kDown) {
     double sum = 0;
 #pragma unroll 4
@@ -149,17 +149,17 @@ static __global__ void __launch_bounds__(BlockTeam::kSize)
   if (team.rank() == 0) *out = choice;
 }
 
-inline int64_t choose_bytes(const Kin& r) {
+inline int64_t choose_bytes(const KinRound& r) {
   return (r.sums() + Table::doubles(r.n)) * static_cast<int64_t>(sizeof(double));
 }
 
-// A block takes 32 kWide coordinates, and each of its warps every eighth of the rows.
-template <int kWide>
-__global__ void __launch_bounds__(kStepThreads) kin_step_kernel(Kin r, const Choice* chosen) {
-  constexpr int kWarps = kStepThreads / 32, kColumns = 32 * kWide;
+// A block takes 32 kVector coordinates, and each of its warps every eighth of the rows.
+template <int kVector>
+__global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, const Choice* chosen) {
+  constexpr int kWarps = kStepThreads / 32, kColumns = 32 * kVector;
   __shared__ float parts[kWarps][kColumns];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kWide;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kVector;
   const int64_t own = first + threadIdx.x;  // the coordinate that this thread will step
   const bool steps = threadIdx.x < kColumns && own < r.d;
   float g = 0, w = 0, model = 0;
@@ -168,28 +168,28 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(Kin r, const Cho
     w = r.trained_on[own];
     model = r.model[own];
   }
-  wait_for_last();
+  pdl_wait();
   const Choice choice = *chosen;
   const Verdict& v = choice.verdict;
-  float sums[kWide] = {};
+  float sums[kVector] = {};
   if (start < r.d) {
 #pragma unroll 4
     for (int i = warp; i < choice.count; i += kWarps) {
-      float row[kWide];
+      float row[kVector];
       load_columns(r.last_updates + choice.rows[i] * r.d + start, row);
 #pragma unroll
-      for (int j = 0; j < kWide; ++j) sums[j] += choice.weights[i] * row[j];
+      for (int j = 0; j < kVector; ++j) sums[j] += choice.weights[i] * row[j];
     }
   }
 #pragma unroll
-  for (int j = 0; j < kWide; ++j) parts[warp][lane * kWide + j] = sums[j];
+  for (int j = 0; j < kVector; ++j) parts[warp][lane * kVector + j] = sums[j];
   __syncthreads();
   if (!steps) return;
   float direction = 0;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) direction += parts[i][threadIdx.x];
   g = clipped(v, g);
-  if (v.received) direction += choice.own * g;
+  if (v.received) direction += choice.own_weight * g;
   r.next_model[own] = stepped(r, v, model, direction);
   if (!v.stored) return;
   r.last_updates[v.client * r.d + own] = g;

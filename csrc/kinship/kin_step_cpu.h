@@ -20,7 +20,8 @@ namespace secureafl::cpu {
 constexpr int64_t kKinTile = 2048;  // coordinates of all rows at a time: what they share stays in the nearest cache
 
 // row . g, each (width), in sums that run side by side, so that they vectorise
-SECUREAFL_WIDEST inline double product_with(const float* __restrict row, const double* __restrict g, int64_t width) {
+SECUREAFL_AVX2_CLONES inline double product_with(const float* __restrict row, const double* __restrict g,
+                                                 int64_t width) {
   constexpr int kSide = 16;
   double sums[kSide] = {}, sum = 0;
   int64_t c = 0;
@@ -33,7 +34,7 @@ SECUREAFL_WIDEST inline double product_with(const float* __restrict row, const d
 }
 
 // sums (r.sums()) += those over the coordinates of one tile
-inline void add_kin_tile(const Kin& r, int64_t client, int64_t start, double* sums) {
+inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, double* sums) {
   const int64_t width = std::min(kKinTile, r.d - start);
   double g[kKinTile], judged[kSums] = {};
   std::copy(r.update + start, r.update + start + width, g);
@@ -47,13 +48,13 @@ inline void add_kin_tile(const Kin& r, int64_t client, int64_t start, double* su
 }
 
 // direction (width) += weight * row
-SECUREAFL_WIDEST inline void add_row(float weight, const float* __restrict row, float* __restrict direction,
-                                     int64_t width) {
+SECUREAFL_AVX2_CLONES inline void add_row(float weight, const float* __restrict row, float* __restrict direction,
+                                          int64_t width) {
   for (int64_t c = 0; c < width; ++c) direction[c] += weight * row[c];
 }
 
 // The coordinates of one tile: the next model, and the client's new row.
-inline void step_kin_tile(const Kin& r, const Choice& choice, int64_t start) {
+inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start) {
   const int64_t width = std::min(kKinTile, r.d - start);
   const Verdict& v = choice.verdict;
   float direction[kKinTile] = {};
@@ -63,7 +64,7 @@ inline void step_kin_tile(const Kin& r, const Choice& choice, int64_t start) {
   for (int64_t c = start; c < start + width; ++c) {
     const float own = clipped(v, r.update[c]);
     r.next_model[c] =
-        stepped(r, v, r.model[c], v.received ? direction[c - start] + choice.own * own : direction[c - start]);
+        stepped(r, v, r.model[c], v.received ? direction[c - start] + choice.own_weight * own : direction[c - start]);
     if (!v.stored) continue;
     r.last_updates[v.client * r.d + c] = own;
     r.last_models[v.client * r.d + c] = r.trained_on[c];
@@ -80,7 +81,7 @@ void for_kin_tiles(const Chunks& chunks, const Each& each) {
   });
 }
 
-inline void kin_step(const Kin& r) {
+inline void kin_step(const KinRound& r) {
   const Chunks chunks((r.d + kKinTile - 1) / kKinTile, 4);
   std::vector<double> parts(static_cast<size_t>(chunks.count * r.sums()));  // (chunks, sums)
   const int32_t client = client_of(r);

@@ -20,7 +20,7 @@ struct Bounds {
   double span, known, kin, crowd, turned, least, least_sum, least_apart, near;
 };
 
-struct Kin : Round {
+struct KinRound : Round {
   Bounds bounds;
   float* last_updates;  // (n, d)
   float* last_models;   // (n, d)
@@ -38,19 +38,19 @@ struct Kin : Round {
 struct Choice {
   Verdict verdict;
   int32_t count;
-  float own;  // weight of the update
+  float own_weight;  // of the update
   int32_t* rows;
   float* weights;
 };
 
 // Whether a client has met the others often enough to be judged.
-SECUREAFL_FN bool is_known(const Kin& r, int64_t k) { return static_cast<double>(r.met[k]) >= r.bounds.known; }
+SECUREAFL_FN bool is_known(const KinRound& r, int64_t k) { return static_cast<double>(r.met[k]) >= r.bounds.known; }
 
 // The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
 // last ones. In float64 throughout: the difference of two floats may be too large for one.
 SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, double (&sums)[kSums]) {
   const double s = w - last_w, y = g - last_g;
-  sums[kBad] += !isfinite(g);
+  sums[kNonFinite] += !isfinite(g);
   sums[kGG] += g * g;
   sums[kYY] += y * y;
   sums[kSS] += s * s;

@@ -10,7 +10,7 @@ struct CpuKinship {
 
   explicit CpuKinship(const Tensor&) {}
 
-  void kin_step(const Kin& r, const Tensor&) const { cpu::kin_step(r); }
+  void kin_step(const KinRound& r, const Tensor&) const { cpu::kin_step(r); }
 };
 
 }  // namespace secureafl

@@ -22,7 +22,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
   const int64_t d = models.size(1), n = last_updates.size(0);
-  if (n < 1 || n > kMostClients) refuse(op, "last_updates must hold 1 to ", kMostClients, " clients, got ", n);
+  if (n < 1 || n > kMaxClients) refuse(op, "last_updates must hold 1 to ", kMaxClients, " clients, got ", n);
   check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
   check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
   check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
@@ -44,7 +44,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
                              span_of("centre", centre, true),
                              span_of("rounds", rounds, true)};
   arrival.add_spans(spans);
-  check.apart(spans);
+  check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
   check.within("span must lie in", span, 1, INT32_MAX);
@@ -53,9 +53,9 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   }
 
   const Device device(models);
-  Kin r{};
-  const Outcome outcome = arrival.put(r);
-  settings.put(r);
+  KinRound r{};
+  const Outcome outcome = arrival.fill(r);
+  settings.fill(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.n = n;

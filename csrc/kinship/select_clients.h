@@ -15,30 +15,32 @@ namespace secureafl::SECUREAFL_KIND {
 // Counts each known client's kin: known clients whose cosine with it exceeds a bound. Once from the origin
 // (table.values), once from the centre (table.apart). +inf for clients that take no part.
 template <typename Team>
-SECUREAFL_FN void count_kin(const Team& team, const Kin& r, const Table& table, double* found) {
+SECUREAFL_FN void count_kin(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
   const Bounds& b = r.bounds;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
-    if (table.is[k] && is_known(r, k)) table.is[k] |= Table::kKnown;
+    if (table.flags[k] && is_known(r, k)) table.flags[k] |= Table::kKnown;
   }
-  const double square = look_from_centre(team, r, table, found);
-  SECUREAFL_ROLLED
+  const double square = distances_to_centre(team, r, table, shared_results);
+  SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double* means = r.means + i * r.n;
-    const double length = table.lengths[i], off = square - table.reach[i], far = table.far[i];
-    int kin = 0, apart = 0;
-    for (int k = team.across(); k < n && (table.is[i] & Table::kKnown); k += Team::kAcross) {
-      const bool other = k != i && (table.is[k] & Table::kKnown);
+    const double length = table.lengths[i], off = square - table.centre_product[i],
+                 centre_distance = table.centre_distance[i];
+    int kin = 0, centred = 0;
+    for (int k = team.across(); k < n && (table.flags[i] & Table::kKnown); k += Team::kAcross) {
+      const bool other = k != i && (table.flags[k] & Table::kKnown);
       kin += other && means[k] > b.kin * fmax(length * table.lengths[k], b.least);
-      apart += other && means[k] - table.reach[k] + off > b.kin * fmax(far * table.far[k], b.least_apart);
+      centred += other && means[k] - table.centre_product[k] + off >
+                              b.kin * fmax(centre_distance * table.centre_distance[k], b.least_apart);
     }
     kin = team.sum_across(kin);
-    apart = team.sum_across(apart);
+    centred = team.sum_across(centred);
     if (team.across() != 0) continue;
-    table.values[i] = table.is[i] ? 1 + kin : INFINITY;
-    table.apart[i] = table.is[i] ? 1 + apart : INFINITY;
+    table.values[i] = table.flags[i] ? 1 + kin : INFINITY;
+    table.centred_kin[i] = table.flags[i] ? 1 + centred : INFINITY;
   }
   team.sync();
 }
@@ -46,38 +48,38 @@ SECUREAFL_FN void count_kin(const Team& team, const Kin& r, const Table& table, 
 // Drops clients whose group of kin is larger than the bound: `crowd` times the median group. The groups seen from the
 // centre count only if at least half of the clients remain: attackers are fewer than half. found (5) is scratch.
 template <typename Team>
-SECUREAFL_FN void drop_crowds(const Team& team, const Kin& r, const Table& table, double* found) {
+SECUREAFL_FN void drop_crowds(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
-  const double most = r.bounds.crowd * median_of(team, table.values, n, found);
-  const double most_apart = r.bounds.crowd * median_of(team, table.apart, n, found + 2);
+  const double max_kin = r.bounds.crowd * median_of(team, table.values, n, shared_results);
+  const double max_centred = r.bounds.crowd * median_of(team, table.centred_kin, n, shared_results + 2);
   int balance = 0;  // 2 for each client that both groups keep, -1 for each one that takes part
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    if (!table.is[k]) continue;
-    const bool kept = !(table.values[k] > most), both = kept && !(table.apart[k] > most_apart);
-    table.is[k] |= (kept ? Table::kKept : 0) | (both ? Table::kBoth : 0);
+    if (!table.flags[k]) continue;
+    const bool kept = !(table.values[k] > max_kin), both = kept && !(table.centred_kin[k] > max_centred);
+    table.flags[k] |= (kept ? Table::kKept : 0) | (both ? Table::kBoth : 0);
     balance += 2 * both - 1;
   }
   const int64_t all = total(team, balance, table);
-  if (team.rank() == 0) found[4] = static_cast<double>(all);
+  if (team.rank() == 0) shared_results[4] = static_cast<double>(all);
   team.sync();
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    if (found[4] >= 0 && !(table.is[k] & Table::kBoth)) table.is[k] &= ~Table::kKept;
+    if (shared_results[4] >= 0 && !(table.flags[k] & Table::kBoth)) table.flags[k] &= ~Table::kKept;
   }
   team.sync();
 }
 
 // Drops known clients whose mean update opposes the sum of the kept ones. found (1) is scratch.
 template <typename Team>
-SECUREAFL_FN void drop_opposed(const Team& team, const Kin& r, const Table& table, double* found) {
+SECUREAFL_FN void drop_opposed(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double* means = r.means + i * r.n;
     double pull = 0;
-    for (int k = team.across(); k < n && (table.is[i] & Table::kKept); k += Team::kAcross) {
-      pull += table.is[k] & Table::kKept ? means[k] : 0;
+    for (int k = team.across(); k < n && (table.flags[i] & Table::kKept); k += Team::kAcross) {
+      pull += table.flags[k] & Table::kKept ? means[k] : 0;
     }
     pull = team.sum_across(pull);
     if (team.across() == 0) table.values[i] = pull;  // 0 for clients that are not kept
@@ -87,23 +89,23 @@ SECUREAFL_FN void drop_opposed(const Team& team, const Kin& r, const Table& tabl
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) sum += table.values[k];
     sum = team.sum_across(sum);
-    if (team.across() == 0) *found = sqrt(fmax(sum, 0.0));
+    if (team.across() == 0) *shared_results = sqrt(fmax(sum, 0.0));
   }
   team.sync();
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const double least = r.bounds.turned * fmax(table.lengths[k] * *found, r.bounds.least_sum);
-    if ((table.is[k] & Table::kKnown) && table.values[k] < least) table.is[k] &= ~Table::kKept;
+    const double least = r.bounds.turned * fmax(table.lengths[k] * *shared_results, r.bounds.least_sum);
+    if ((table.flags[k] & Table::kKnown) && table.values[k] < least) table.flags[k] &= ~Table::kKept;
   }
   team.sync();
 }
 
 // found (6) is scratch.
 template <typename Team>
-SECUREAFL_FN void select_clients(const Team& team, const Kin& r, const Table& table, double* found) {
-  count_kin(team, r, table, found);
-  drop_crowds(team, r, table, found);
-  drop_opposed(team, r, table, found + 5);
+SECUREAFL_FN void select_clients(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
+  count_kin(team, r, table, shared_results);
+  drop_crowds(team, r, table, shared_results);
+  drop_opposed(team, r, table, shared_results + 5);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

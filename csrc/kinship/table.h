@@ -11,15 +11,15 @@ namespace secureafl::SECUREAFL_KIND {
 // Memory that `choose` works in, near its threads.
 struct Table {
   static constexpr int kParts = 32, kTotals = 3, kFound = 9;
-  double* norms;    // (n): of the rows as this round has them
-  double* lengths;  // (n): of the last updates, then of the mean ones
-  double* values;   // (n): what a median is taken of, or the pull of each client
-  double* reach;    // (n): of the mean updates along the centre
-  double* far;      // (n): their distances to it
-  double* apart;    // (n): kin of each client once the centre is taken off
-  double* parts;    // (kTotals, kParts): of sums over all threads
-  double* found;    // (kFound): what one thread tells the others
-  uint8_t* is;      // (n): of the following
+  double* norms;            // (n): of the rows as this round has them
+  double* lengths;          // (n): of the last updates, then of the mean ones
+  double* values;           // (n): what a median is taken of, or the pull of each client
+  double* centre_product;   // (n): of the mean updates along the centre
+  double* centre_distance;  // (n): their distances to it
+  double* centred_kin;      // (n): kin of each client once the centre is taken off
+  double* parts;            // (kTotals, kParts): of sums over all threads
+  double* shared_results;   // (kFound): what one thread tells the others
+  uint8_t* flags;           // (n): of the following
 
   enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8 };
 
@@ -27,12 +27,12 @@ struct Table {
       : norms(at),
         lengths(at + n),
         values(at + 2 * n),
-        reach(at + 3 * n),
-        far(at + 4 * n),
-        apart(at + 5 * n),
+        centre_product(at + 3 * n),
+        centre_distance(at + 4 * n),
+        centred_kin(at + 5 * n),
         parts(at + 6 * n),
-        found(parts + kTotals * kParts),
-        is(reinterpret_cast<uint8_t*>(found + kFound)) {}
+        shared_results(parts + kTotals * kParts),
+        flags(reinterpret_cast<uint8_t*>(shared_results + kFound)) {}
   SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kTotals * kParts + kFound + (n + 7) / 8; }
 };
 
@@ -47,7 +47,7 @@ SECUREAFL_FN void totals(const Team& team, int64_t (&values)[kCount], const Tabl
   team.sync();
   for (int which = 0; which < kCount && team.rank() == 0; ++which) {
     double sum = 0;
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int i = 0; i < Team::kDown; ++i) sum += table.parts[which * Table::kParts + i];
     values[which] = static_cast<int64_t>(sum);
   }
@@ -64,7 +64,7 @@ SECUREAFL_FN int64_t total(const Team& team, int64_t value, const Table& table) 
 // threads meet more often.
 template <typename Team>
 SECUREAFL_FN double median_of(const Team& team, const double* values, int n, double* middle) {
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double value = values[i];
     int below = 0, count = 0;

@@ -46,7 +46,7 @@ SECUREAFL_FN double row_value(const History<T>& h, int64_t k, int64_t pairs, int
 template <typename Team>
 SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
   const int width = size + 1;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int step = 0; step < size; ++step) {
     int pivot = step;
     double largest = fabs(a[step * width + step]);
@@ -58,7 +58,7 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
     const double value = a[pivot * width + step];
     if (value == 0 || !isfinite(value)) return false;
     team.sync();
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int column = step + team.rank(); column < width; column += Team::kSize) {
       const double swapped = a[pivot * width + column];
       a[pivot * width + column] = a[step * width + column];
@@ -66,11 +66,11 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
     }
     team.sync();
     // Columns up to `step` are done with: they hold the factors of their rows until the end.
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int row = team.down(); row < size; row += Team::kDown) {
       if (row == step) continue;
       const double factor = a[row * width + step];
-      SECUREAFL_ROLLED
+      SECUREAFL_NO_UNROLL
       for (int column = step + 1 + team.across(); column < width; column += Team::kAcross) {
         a[row * width + column] -= factor * a[step * width + column];
       }
@@ -111,9 +111,9 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   const int size = 2 * pairs, width = size + 1, x = size;
   const double scale = gram[packed(size - 1, pairs - 1)] / gram[packed(size - 1, size - 1)];
 
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = team.down(); row < size; row += Team::kDown) {
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int column = team.across(); column < width; column += Team::kAcross) {
       a[row * width + column] = column < size ? middle_matrix(gram, pairs, scale, row, column)
                                               : (row < pairs ? 1 : scale) * gram[packed(x, row)];
@@ -122,7 +122,7 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   team.sync();
   if (!solve(team, a, size)) return Status::kFallback;
 
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = team.rank(); row < size; row += Team::kSize) {
     out[row] = -(row < pairs ? 1 : scale) * a[row * width + size];
   }
@@ -131,17 +131,17 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
 
   // |B x|^2 is a quadratic form in the same products: no second pass over d. a (2, 2 pairs + 1): the part of each row
   // in it, and in the summed lengths of what B x is a sum of.
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = team.rank(); row <= size; row += Team::kSize) {
     double part = 0;
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int column = 0; column <= size; ++column) part += gram[packed(row, column)] * out[column];
     a[row] = out[row] * part;
     a[width + row] = fabs(out[row]) * sqrt(fmax(gram[packed(row, row)], 0.0));
   }
   team.sync();
   double square = 0, reach = 0;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = 0; row <= size; ++row) {
     square += a[row];
     reach += a[width + row];
@@ -157,7 +157,7 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   if (!(reach * shortened < kLongest)) return Status::kFallback;
   team.sync();
   if (!(norm > most)) return Status::kCorrected;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = team.rank(); row <= size; row += Team::kSize) out[row] *= shortened;
   return Status::kCapped;
 }

@@ -42,7 +42,7 @@ Tensor estimate(const Tensor& model, const Tensor& last_updates, const Tensor& l
   const Wanted all{nullptr, -1};
   if constexpr (Device::kHostReads) check_pairs("estimate", tensors, all);
   Tensor out = allocate(model, model.scalar_type(), {last_updates.size(0), model.size(0)});
-  visit_wide(model.scalar_type(), [&](auto zero) {
+  dispatch_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
     const Solved solved = solve_clients(device, h, all, trust, tensors.model);
@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
                                             const Tensor& last_models, const Tensor& dw, const Tensor& dg,
                                             const Tensor& pairs, const Tensor& seen, double trust,
                                             StringHandle rule_name, int64_t trim) {
-  const std::string name = taken(rule_name);
+  const std::string name = take_string(rule_name);
   const Check check = check_history("aggregate", model, last_updates, last_models, dw, dg, pairs, trust);
   const Rule rule = check_round(check, update, client, accepted, seen, last_updates.size(0), model.size(0), name, trim);
   const Device device(model);
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor> aggregate_status(const Tensor& model, const Tensor& u
   if constexpr (Device::kHostReads) check_pairs("aggregate", tensors, wanted);
   Tensor out = allocate(model, model.scalar_type(), {model.size(0)});
   Tensor status;
-  visit_wide(model.scalar_type(), [&](auto zero) {
+  dispatch_wide(model.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const History<T> h = tensors.view<T>();
     const Solved solved = solve_clients(device, h, wanted, trust, tensors.model);

@@ -24,7 +24,7 @@ Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& 
   const Device device(update);
   const Tensor g = dense(update), last_g = dense(last_update), w = dense(model), last_w = dense(last_model);
   Tensor out = allocate(g, ScalarType::Double, {});
-  visit_wide(g.scalar_type(), [&](auto zero) {
+  dispatch_wide(g.scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     device.factor(data<T>(g), data<T>(last_g), data<T>(w), data<T>(last_w), g.size(0), mutable_data<double>(out), g);
   });

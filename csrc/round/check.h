@@ -41,7 +41,7 @@ struct Clients {
             span_of("oldest", oldest, true),   span_of("seen", seen, true)};
   }
 
-  void put(int64_t n, int64_t m, Round& r) const {
+  void fill(int64_t n, int64_t m, Round& r) const {
     r.n = n;
     r.m = m;
     r.scales = mutable_data<float>(scales);
@@ -131,7 +131,7 @@ struct Arrival {
   }
 
   // Where r finds all this, and where it leaves its results.
-  Outcome put(Round& r) const {
+  Outcome fill(Round& r) const {
     const Outcome outcome{allocate(models, ScalarType::Bool, {}), allocate(models, ScalarType::Double, {}),
                           allocate(models, ScalarType::Long, {})};
     float* rows = mutable_data<float>(models);
@@ -164,7 +164,7 @@ struct RoundSettings {
     check.number("max_norm must be positive", max_norm, max_norm > 0);
   }
 
-  void put(Round& r) const {
+  void fill(Round& r) const {
     r.lr = lr;
     r.quantile = quantile;
     r.max_norm = max_norm;

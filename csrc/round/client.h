@@ -8,7 +8,7 @@
 namespace secureafl::SECUREAFL_KIND {
 
 // What the server knows of the client before it decides.
-struct Standing {
+struct ClientState {
   int32_t client;
   bool known;
   int32_t list;      // of Q that the client's factors go to
@@ -35,7 +35,7 @@ SECUREAFL_FN int32_t oldest_of(const Round& r, int64_t k) {
 
 SECUREAFL_FN int64_t recorded_of(const Round& r, int64_t list) { return r.recorded[list] > 0 ? r.recorded[list] : 0; }
 
-SECUREAFL_FN Standing standing_of(const Round& r) {
+SECUREAFL_FN ClientState client_state(const Round& r) {
   const int32_t client = client_of(r), list = r.lists > 1 ? client : 0;
   const int64_t recorded = recorded_of(r, list);
   return {client,

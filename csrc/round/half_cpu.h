@@ -10,18 +10,18 @@
 
 namespace secureafl::cpu {
 
-inline float widened(float value) { return value; }
+inline float to_float(float value) { return value; }
 
 // Exponent and fraction, moved to where a float has them, are short of 2^112, the difference of the two biases; that
 // holds for float16's subnormal numbers too. Infinities and NaNs would come out wrong, and no history holds any.
 // No table and no branch: loops over it vectorise.
-inline float widened(uint16_t half) {
+inline float to_float(uint16_t half) {
   const auto extended = static_cast<uint32_t>(static_cast<int16_t>(half));  // the sign fills all bits above
   return bits_of<float>(extended << 13 & 0x8fffe000u) * 0x1p112f;
 }
 
 // To nearest, ties to even.
-inline void narrow(float value, float& out) { out = value; }
-inline void narrow(float value, uint16_t& out) { out = torch::headeronly::Half(value).x; }
+inline void round_to(float value, float& out) { out = value; }
+inline void round_to(float value, uint16_t& out) { out = torch::headeronly::Half(value).x; }
 
 }  // namespace secureafl::cpu

@@ -35,14 +35,14 @@ struct JudgeTeam {
 };
 
 // The last block sums what all have found, in their order, and decides.
-__device__ inline void decide_together(const Round& r, const Scratch& scratch, const Standing& before) {
+__device__ inline void decide_together(const Round& r, const Scratch& scratch, const ClientState& before) {
   constexpr int kBatch = 8;
-  __shared__ FactorList lists[kMostClients];
+  __shared__ FactorList lists[kMaxClients];
   FactorWalk<JudgeTeam, kBatch> walk(JudgeTeam(), r, before);
   walk.fetch();  // arrives while the sums are added up
   Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
   double sums[kSums] = {};
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int b = threadIdx.x; b < gridDim.x; b += kJudgeThreads) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] += __ldcg(&scratch.judged[i * gridDim.x + b]);
@@ -50,7 +50,7 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   block_sums(sums);  // all threads meet: the lists are there
   const double factor = factor_of(before, sums);
   tally.below = walk.below(lists, factor);
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   while (walk.more()) {
     walk.fetch();
     tally.below += walk.below(lists, factor);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, 
     const float* row = r.last + (((c >> bits) * 2 * r.n + client) << bits) + (c & (r.columns - 1));
     const float g = r.update[c];
     const float s = r.trained_on[c] - row[0], y = g - row[r.n << bits];
-    sums[kBad] += !isfinite(g);
+    sums[kNonFinite] += !isfinite(g);
     sums[kGG] += static_cast<double>(g) * g;
     sums[kYY] += static_cast<double>(y) * y;
     sums[kSS] += static_cast<double>(s) * s;
@@ -79,8 +79,8 @@ __device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, 
 // What the update is like, in sums over all coordinates. static: one copy per translation unit.
 static __global__ void judge_kernel(Round r, Scratch scratch) {
   __shared__ bool last;
-  let_next_start();
-  const Standing before = standing_of(r);
+  pdl_trigger();
+  const ClientState before = client_state(r);
   double sums[kSums] = {};
   add_coordinates(r, before.client, sums);
   block_sums(sums);

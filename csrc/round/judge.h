@@ -21,12 +21,12 @@ SECUREAFL_FN float half_scale(double square) {
 }
 
 // The factor of this update, or NaN where there is none.
-SECUREAFL_FN double factor_of(const Standing& before, const double* sums) {
+SECUREAFL_FN double factor_of(const ClientState& before, const double* sums) {
   return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
 }
 
 // From the sums over the update to what is done with it, and the factor into Q. By one thread.
-SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double* sums, const Tally& tally) {
+SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally) {
   const bool known = before.known;
   const double factor = factor_of(before, sums);
   const bool defined = has_factor(sums, known);
@@ -35,7 +35,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const Standing& before, const double
   Verdict v{};
   v.client = before.client;
   const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down by less than 1
-  v.reason = judge(sums, known, r.filter, lies_above(tally, r.quantile, rounding));
+  v.reason = judge(sums, known, r.filter, exceeds_quantile(tally, r.quantile, rounding));
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.received = accepted && r.receive;
   v.steps = accepted || !r.hold;

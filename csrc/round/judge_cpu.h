@@ -20,7 +20,7 @@ inline void add_tile(const Round& r, int64_t client, int64_t tile, double* sums)
   const float *w = r.trained_on + start, *update = r.update + start;
   for (int64_t i = 0; i < width; ++i) {
     const float g = update[i], s = w[i] - last_w[i], y = g - last_g[i];
-    sums[kBad] += !isfinite(g);
+    sums[kNonFinite] += !isfinite(g);
     sums[kGG] += static_cast<double>(g) * g;
     sums[kYY] += static_cast<double>(y) * y;
     sums[kSS] += static_cast<double>(s) * s;
@@ -45,7 +45,7 @@ inline std::vector<double> update_sums(const Round& r) {
 
 // sums (kSums)
 inline Verdict judge_update(const Round& r, const double* sums) {
-  const Standing before = standing_of(r);
+  const ClientState before = client_state(r);
   const double factor = factor_of(before, sums);
   return decide(r, before, sums, tally_of(r, before, factor));
 }

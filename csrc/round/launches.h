@@ -23,9 +23,9 @@ struct PassPlan {
   int64_t blocks, threads, shared_bytes;
 };
 
-// S: float or __half. least_shared: bytes of shared memory without which there is no pass.
+// S: float or __half. min_shared_bytes: bytes of shared memory without which there is no pass.
 template <typename S>
-int64_t least_shared(int64_t n, int64_t m);
+int64_t min_shared_bytes(int64_t n, int64_t m);
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r);
 template <typename S>

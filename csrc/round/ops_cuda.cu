@@ -19,16 +19,16 @@ class CudaRound {
   explicit CudaRound(const Tensor& on) : launch_(on.get_device_index()) {}
 
   static int64_t columns(const char* op, int64_t n, int64_t m) {
-    if (m < 1 || m > kMostGpuPairs) refuse(op, "slots must hold 1 to ", kMostGpuPairs, " pairs, got ", m);
-    if (n < 1 || n > kMostClients) refuse(op, "slots must hold 1 to ", kMostClients, " clients, got ", n);
+    if (m < 1 || m > kMaxGpuPairs) refuse(op, "slots must hold 1 to ", kMaxGpuPairs, " pairs, got ", m);
+    if (n < 1 || n > kMaxClients) refuse(op, "slots must hold 1 to ", kMaxClients, " clients, got ", n);
     const int64_t columns = shape_of(n, m).columns;
     if (columns < 4 && n % 4 != 0) refuse(op, "slots must hold a multiple of 4 clients, got ", n);
     return columns;
   }
 
   bool fits(int64_t n, int64_t m, bool half, std::optional<int64_t> shared_bytes) const {
-    const int64_t least = half ? cuda::least_shared<__half>(n, m) : cuda::least_shared<float>(n, m);
-    return least <= shared_bytes.value_or(launch_.most_shared());
+    const int64_t least = half ? cuda::min_shared_bytes<__half>(n, m) : cuda::min_shared_bytes<float>(n, m);
+    return least <= shared_bytes.value_or(launch_.max_shared_bytes());
   }
 
   void step(const Round& r, const Tensor& like) const {
@@ -42,7 +42,7 @@ class CudaRound {
     launch_(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
     launch_pass(plan, r, scratch);
     const int threads = cuda::renew_threads(r.n, launch_.multiprocessors());
-    launch_.early(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
+    launch_.launch_pdl(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
   }
 
   void refresh(const Round& r) const { launch_(cuda::refresh_kernel, r.n, 32, bytes(solve_scratch(r.m)), r); }

@@ -23,19 +23,19 @@ namespace secureafl::SECUREAFL_KIND {
 
 // The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
 // the pass.
-struct Given {
+struct PhaseBuffers {
   const Tensor &sums, &verdict, &changes;
 };
 
 // Without what is given a whole round; with it, judge and pass alone.
 template <typename Device>
-Outcome round(const char* op, const Given* given, const Tensor& update, const Tensor& client, const Tensor& trained_on,
-              int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last, Tensor scales, Tensor gram,
-              Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest, Tensor seen,
-              Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr, double quantile,
-              double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter, bool estimate,
-              bool receive, bool store_all, bool hold) {
-  const std::string rule = taken(rule_name);
+Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update, const Tensor& client,
+              const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
+              Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest,
+              Tensor seen, Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr,
+              double quantile, double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter,
+              bool estimate, bool receive, bool store_all, bool hold) {
+  const std::string rule = take_string(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
   check.shape("slots", slots, "(tiles, 2m, n, columns)", {-1, -1, -1, -1});
@@ -57,9 +57,9 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
-  if (given != nullptr) {
-    check.state("sums", given->sums, ScalarType::Double, "(5,)", {kSums});
-    check_changes(check, given->verdict, given->changes, n, m);
+  if (buffers != nullptr) {
+    check.state("sums", buffers->sums, ScalarType::Double, "(5,)", {kSums});
+    check_changes(check, buffers->verdict, buffers->changes, n, m);
   }
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
@@ -67,49 +67,49 @@ Outcome round(const char* op, const Given* given, const Tensor& update, const Te
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(),
                {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
-  if (given != nullptr) {
-    spans.insert(spans.end(), {span_of("sums", given->sums, false), span_of("verdict", given->verdict, true),
-                               span_of("changes", given->changes, true)});
+  if (buffers != nullptr) {
+    spans.insert(spans.end(), {span_of("sums", buffers->sums, false), span_of("verdict", buffers->verdict, true),
+                               span_of("changes", buffers->changes, true)});
   }
   arrival.add_spans(spans);
-  check.apart(spans);
+  check.no_overlap(spans);
 
   const Device device(models);
   Round r{};
-  const Outcome outcome = arrival.put(r);
-  settings.put(r);
+  const Outcome outcome = arrival.fill(r);
+  settings.fill(r);
   r.trust = trust;
   r.rule = rule_named(op, rule);
   r.trim = estimate ? trim : 0;  // an update alone is not trimmed
   r.estimate = estimate;
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   r.tiles = tiles;
   r.columns = columns;
   r.half = half;
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
   r.arrived = mutable_data<unsigned>(arrived);
-  if (given == nullptr) {
+  if (buffers == nullptr) {
     device.step(r, models);
   } else {
-    device.apply(r, data<double>(given->sums), mutable_data<Verdict>(given->verdict),
-                 mutable_data<double>(given->changes), models);
+    device.apply(r, data<double>(buffers->sums), mutable_data<Verdict>(buffers->verdict),
+                 mutable_data<double>(buffers->changes), models);
   }
   return outcome;
 }
 
 // The two ops that this is, with its arguments as they stand there.
 template <auto kRound>
-struct Rounds;
-template <typename... Args, Outcome (*kRound)(const char*, const Given*, Args...)>
-struct Rounds<kRound> {
+struct RoundOps;
+template <typename... Args, Outcome (*kRound)(const char*, const PhaseBuffers*, Args...)>
+struct RoundOps<kRound> {
   static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
 
   static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
-    const Given given{sums, verdict, changes};
-    return kRound("apply_", &given, std::forward<Args>(args)...);
+    const PhaseBuffers buffers{sums, verdict, changes};
+    return kRound("apply_", &buffers, std::forward<Args>(args)...);
   }
 };
 
@@ -157,7 +157,7 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   check_changes(check, verdict, changes, n, m);
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(), {span_of("verdict", verdict, false), span_of("changes", changes, false)});
-  check.apart(spans);
+  check.no_overlap(spans);
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
     const Verdict judged = *data<Verdict>(verdict);
@@ -167,7 +167,7 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   check.trust(trust);
   Round r{};
   r.trust = trust;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
@@ -189,12 +189,12 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
-  check.apart(clients.spans());
+  check.no_overlap(clients.spans());
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   check.trust(trust);
   Round r{};
   r.trust = trust;
-  clients.put(n, m, r);
+  clients.fill(n, m, r);
   Device(scales).refresh(r);
 }
 
@@ -203,10 +203,10 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
 // At the foot of each device's file.
 #define SECUREAFL_REGISTER_STEP(Device, key)                                      \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
-    using Rounds = secureafl::Rounds<&secureafl::round<secureafl::Device>>;       \
-    m.impl("step_", TORCH_BOX(&Rounds::step));                                    \
+    using RoundOps = secureafl::RoundOps<&secureafl::round<secureafl::Device>>;   \
+    m.impl("step_", TORCH_BOX(&RoundOps::step));                                  \
     m.impl("update_sums", TORCH_BOX(&secureafl::update_sums<secureafl::Device>)); \
-    m.impl("apply_", TORCH_BOX(&Rounds::apply));                                  \
+    m.impl("apply_", TORCH_BOX(&RoundOps::apply));                                \
     m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
     m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
     m.impl("round_fits", TORCH_BOX(&secureafl::round_fits<secureafl::Device>));   \

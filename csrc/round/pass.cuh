@@ -39,21 +39,21 @@ __device__ inline void load_row(const float* row, float (&out)[kSize]) {
 
 // Hides where a value comes from. The compiler would else work all comparisons with it out ahead of the loop, and get
 // each back from a packed register in more instructions than it takes to compare anew.
-__device__ inline int hidden(int value) {
+__device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
 // What a round brings to one coordinate.
-struct Coordinate {
+struct ModelValues {
   float model, update, trained_on, previous;
 };
 
 // One team's walk over its tiles: while it works on one, the next is on its way.
 template <typename P>
-__global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r, Scratch scratch) {
+__global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(Round r, Scratch scratch) {
   using S = typename P::Stored;
-  constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kHeld = P::kHeld, kLanes = P::kLanes;
+  constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
   constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
   extern __shared__ char shared[];
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles);
@@ -64,33 +64,33 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
   auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, 2)
   char* stages = reinterpret_cast<char*>(barriers) + P::kBarrierBytes;             // (teams, 2, stage)
   const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
-  const int stage_bytes = hidden(Stage<P>::bytes(n)), first_stage = hidden(team * 2 * stage_bytes);
+  const int stage_bytes = opaque(Stage<P>::bytes(n)), first_stage = opaque(team * 2 * stage_bytes);
   const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n); };
 
-  const Deliveries<kThreads> deliveries(barriers + 2 * team, rank);
+  const TilePipeline<kThreads> pipeline(barriers + 2 * team, rank);
   __syncthreads();
   const int stride = gridDim.x * teams;
   const auto tile_at = [&](int i) { return static_cast<int64_t>(r.backwards ? tiles - 1 - i : i); };
   const auto fetch = [&](int i, int buffer) {
     const int64_t tile = tile_at(i), c = tile * kColumns + column;
     const Stage<P> stage = stage_at(buffer);
-    deliveries.bring(buffer, {stage.slots, static_cast<const char*>(r.slots) + tile * slot_bytes, slot_bytes},
-                     {stage.last, reinterpret_cast<const char*>(r.last) + tile * last_bytes, last_bytes}, i < tiles);
-    Coordinate here{};
+    pipeline.copy(buffer, {stage.slots, static_cast<const char*>(r.slots) + tile * slot_bytes, slot_bytes},
+                  {stage.last, reinterpret_cast<const char*>(r.last) + tile * last_bytes, last_bytes}, i < tiles);
+    ModelValues here{};
     if (i < tiles && c < r.d) here = {r.model[c], r.update[c], r.trained_on[c], r.previous[c]};
     return here;
   };
   int index = team * gridDim.x + blockIdx.x;  // so that what is left for the last turn is spread over all blocks
-  Coordinate here = fetch(index, 0);
+  ModelValues here = fetch(index, 0);
 
   for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
     factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
   }
-  wait_for_last();  // nothing above depends on the verdict
+  pdl_wait();  // nothing above depends on the verdict
   const Verdict v = *scratch.verdict;
   const int client = v.client;
   const Lanes<kThreads, kColumns> lanes{exchange};
-  Ranks<kLanes, kHeld> ranks(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
+  ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
   __syncthreads();
 
   const float* own_factors = factors + lane * kFactors;
@@ -99,54 +99,54 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
   double own_x = 0, own_s = 0, own_y = 0, step_square = 0;
   for (int turn = 0; index < tiles; index += stride, ++turn) {
     const int buffer = turn % 2;
-    const Coordinate next_here = fetch(index + stride, buffer ^ 1);
-    deliveries.wait(buffer, turn / 2);
+    const ModelValues next_here = fetch(index + stride, buffer ^ 1);
+    pipeline.wait(buffer, turn / 2);
     const Stage<P> stage = stage_at(buffer);
 
     const float received = here.update * v.clip;
     // Of the client's last upload, where it will be replaced. A block reads it in the thread that needs it alone:
     // another thread may already write x there.
     float old_w = 0, old_g = 0;
-    if (P::kReadsOn || (lane == 0 && v.stored)) {
+    if (P::kPaddedReads || (lane == 0 && v.stored)) {
       old_w = stage.last[client * kColumns + column];
       old_g = stage.last[plane + client * kColumns + column];
     }
 
     // Estimates of the clients lane, lane + kLanes, ..; then x = model - w takes the place of w.
-    uint32_t keys[kHeld];
-    float x[kHeld];
+    uint32_t keys[kItems];
+    float x[kItems];
     const S* u[kPlanes];  // this thread's first client in each plane; its next ones are kThreads apart
 #pragma unroll
-    for (int j = 0; j < kPlanes; ++j) u[j] = stage.slots + hidden(rank + j * plane);
-    float *w = stage.last + rank, *g = stage.last + hidden(rank + plane);
-    const int own = hidden(client - lane), left = hidden(n - lane);
+    for (int j = 0; j < kPlanes; ++j) u[j] = stage.slots + opaque(rank + j * plane);
+    float *w = stage.last + rank, *g = stage.last + opaque(rank + plane);
+    const int own = opaque(client - lane), left = opaque(n - lane);
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kItems; ++i) {
       float estimate = received;
-      if (P::kReadsOn || i * kLanes < left) {
+      if (P::kPaddedReads || i * kLanes < left) {
         float factor[kFactors];
         load_row(own_factors + i * kLanes * kFactors, factor);
         x[i] = here.model - w[i * kThreads];
         estimate = g[i * kThreads] + factor[kPlanes] * x[i];
 #pragma unroll
-        for (int j = 0; j < kPlanes; ++j) estimate += factor[j] * widened(u[j][i * kThreads]);
+        for (int j = 0; j < kPlanes; ++j) estimate += factor[j] * to_float(u[j][i * kThreads]);
       }
-      keys[i] = ranks.key(i, i * kLanes == own ? received : estimate);
+      keys[i] = rule.key(i, i * kLanes == own ? received : estimate);
     }
-    if constexpr (P::kReadsOn) __syncwarp();
+    if constexpr (P::kPaddedReads) __syncwarp();
     const int replaced = v.stored ? own : -1;  // a block does not meet before its first thread has read what is there
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (P::kReadsOn || (i * kLanes < left && i * kLanes != replaced)) w[i * kThreads] = x[i];
+    for (int i = 0; i < kItems; ++i) {
+      if (P::kPaddedReads || (i * kLanes < left && i * kLanes != replaced)) w[i * kThreads] = x[i];
     }
 
     // A median moves little from round to round: look for it where the last step says that it was.
     const float guess = (here.previous - here.model) * inverse_lr;
-    const float direction = ranks.reduce(lanes, keys, r.rule, r.trim, guess);
+    const float direction = rule.reduce(lanes, keys, r.rule, r.trim, guess);
     const int64_t tile = tile_at(index), c = tile * kColumns + column;
     const bool inside = c < r.d;
     const float next = stepped(r, v, here.model, direction), step = inside ? next - here.model : 0.0f;
-    if constexpr (P::kReadsOn) __syncwarp();  // a block has met in the rule
+    if constexpr (P::kPaddedReads) __syncwarp();  // a block has met in the rule
     if (lane == 0 && inside) {
       r.next_model[c] = next;
       step_square += static_cast<double>(step) * step;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
       }
     }
     float steps[kColumns];
-    lanes.spread(step, steps);
+    lanes.broadcast(step, steps);
     team_sync<kThreads>();
 
     // Products of every row with the step, and of the client's new rows with each other.
@@ -201,12 +201,12 @@ __global__ void __launch_bounds__(P::kMost, P::kBlocksEach) pass_kernel(Round r,
         own_y += add_dot(0.0f, row, with);
       }
     }
-    deliveries.release();
+    pipeline.release();
     team_sync<kThreads>();
     here = next_here;
   }
 
-  let_next_start();
+  pdl_trigger();
   // The teams of a block have seen different coordinates of the same rows: add them up, in order.
   __syncthreads();
   const PassSums at{n, kPairs};

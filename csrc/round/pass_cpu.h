@@ -27,7 +27,7 @@ struct Plan {
   std::vector<int64_t> estimated;  // clients whose estimate takes part
   std::vector<int64_t> carried;    // clients whose products go on: seen, and their row stays as it is
   int64_t count;                   // rows that take part
-  Ranks ranks;                     // of those that the mean is taken over
+  RankRange ranks;                 // of those that the mean is taken over
   std::vector<Step> network;       // brings them to their places
 
   Plan(const Round& r, const Verdict& v) {
@@ -36,7 +36,7 @@ struct Plan {
       if (r.seen[k] && !(k == v.client && v.stored)) carried.push_back(k);
     }
     count = static_cast<int64_t>(estimated.size()) + v.received;
-    ranks = ranks_kept(r.rule, r.trim, count);
+    ranks = rank_range(r.rule, r.trim, count);
     if (!ranks.empty() && r.rule != Rule::kMean) network = selection_network(count, ranks.first, ranks.last);
   }
 };
@@ -52,8 +52,9 @@ struct Scratch {
 
 // keys (estimated): of g + B x
 template <typename Stored>
-SECUREAFL_WIDEST void estimate_keys(const Round& r, const Plan& plan, const Tile<Stored>& tile,
-                                    const Tile<Stored>& ahead, const float* __restrict model, KeyRow* __restrict keys) {
+SECUREAFL_AVX2_CLONES void estimate_keys(const Round& r, const Plan& plan, const Tile<Stored>& tile,
+                                         const Tile<Stored>& ahead, const float* __restrict model,
+                                         KeyRow* __restrict keys) {
   const int64_t planes = r.planes();
   for (const int64_t k : plan.estimated) {
     const float* factors = r.factors + k * (planes + 2);
@@ -63,7 +64,7 @@ SECUREAFL_WIDEST void estimate_keys(const Round& r, const Plan& plan, const Tile
     for (int64_t j = 0; j < planes; ++j) {
       const float factor = factors[j];
       const Stored* __restrict row = tile.slot(j, k);
-      for (int i = 0; i < kColumns; ++i) sum[i] += factor * widened(row[i]);
+      for (int i = 0; i < kColumns; ++i) sum[i] += factor * to_float(row[i]);
     }
     for (int i = 0; i < kColumns; ++i) keys->keys[i] = to_key(sum[i]);
     ++keys;
@@ -78,16 +79,16 @@ inline void add_product(const Stored* __restrict row, const float* __restrict st
 #pragma GCC unroll 1  // written out, the lanes would no longer be seen as a vector
   for (int lane = 0; lane < kLanes; ++lane) {
     float sum = sums[lane];
-    for (int i = 0; i < kColumns; i += kLanes) sum += widened(row[i + lane]) * step[i + lane];
+    for (int i = 0; i < kColumns; i += kLanes) sum += to_float(row[i + lane]) * step[i + lane];
     sums[lane] = sum;
   }
 }
 
 // sums (own_x(0), kLanes) += the step with every slot and x, where PassSums has them
 template <typename Stored>
-SECUREAFL_WIDEST void add_products(const Round& r, const Plan& plan, const Tile<Stored>& tile,
-                                   const Tile<Stored>& ahead, const float* __restrict model,
-                                   const float* __restrict step, float* __restrict sums) {
+SECUREAFL_AVX2_CLONES void add_products(const Round& r, const Plan& plan, const Tile<Stored>& tile,
+                                        const Tile<Stored>& ahead, const float* __restrict model,
+                                        const float* __restrict step, float* __restrict sums) {
   const PassSums at{r.n, r.m};
   for (int64_t j = 0; j < r.planes(); ++j) {
     for (const int64_t k : plan.carried) {
@@ -117,7 +118,7 @@ inline double product(const A* a, const B* b) {
   double sums[kLanes] = {}, sum = 0;
   for (int i = 0; i < kColumns; i += kLanes) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += static_cast<double>(widened(a[i + lane])) * static_cast<double>(widened(b[i + lane]));
+      sums[lane] += static_cast<double>(to_float(a[i + lane])) * static_cast<double>(to_float(b[i + lane]));
     }
   }
   for (const double part : sums) sum += part;
@@ -135,8 +136,8 @@ void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const
   load_columns(r.trained_on, tile.start, r.d, trained_on);
   for (int i = 0; i < kColumns; ++i) {
     if (v.pushed) {
-      narrow((update[i] - g[i]) / v.y_scale, new_y[i]);
-      narrow((trained_on[i] - w[i]) / v.s_scale, new_s[i]);
+      round_to((update[i] - g[i]) / v.y_scale, new_y[i]);
+      round_to((trained_on[i] - w[i]) / v.s_scale, new_s[i]);
     }
     w[i] = trained_on[i];
     g[i] = update[i];

@@ -21,9 +21,9 @@ int64_t shared_by_team(int64_t n) {
 }
 
 template <typename S>
-int64_t least_shared(int64_t n, int64_t m) {
+int64_t min_shared_bytes(int64_t n, int64_t m) {
   int64_t bytes = 0;
-  visit_pass<S>(n, m, [&](auto pass) {
+  dispatch_pass<S>(n, m, [&](auto pass) {
     using P = decltype(pass);
     bytes = shared_by_teams<P>() + shared_by_team<P>(n);
   });
@@ -34,10 +34,11 @@ int64_t least_shared(int64_t n, int64_t m) {
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r) {
   PassPlan plan{};
-  visit_pass<S>(r.n, r.m, [&](auto pass) {
+  dispatch_pass<S>(r.n, r.m, [&](auto pass) {
     using P = decltype(pass);
     const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
-    const int64_t most = launch.most_shared(), fed = (most - fixed) / each_team, most_teams = P::kMost / P::kThreads;
+    const int64_t most = launch.max_shared_bytes(), fed = (most - fixed) / each_team,
+                  most_teams = P::kMaxThreads / P::kThreads;
     const int64_t teams = fed < most_teams ? fed : most_teams;
     if (fixed > most || teams < 1) {
       throw std::runtime_error("secureafl::step_: a coordinate of " + std::to_string(r.n) + " clients does not fit " +
@@ -45,7 +46,7 @@ PassPlan plan_pass(const Launcher& launch, const Round& r) {
     }
     plan.threads = teams * P::kThreads;
     plan.shared_bytes = fixed + teams * each_team;
-    const int64_t each = P::kBlocksEach > 1 ? launch.blocks_fed(plan.shared_bytes, P::kBlocksEach) : 1;
+    const int64_t each = P::kBlocksPerSm > 1 ? launch.blocks_per_multiprocessor(plan.shared_bytes, P::kBlocksPerSm) : 1;
     const int64_t needed = (r.tiles + teams - 1) / teams, room = launch.multiprocessors() * each;
     plan.blocks = needed < 1 ? 1 : needed < room ? needed : room;
   });
@@ -54,9 +55,9 @@ PassPlan plan_pass(const Launcher& launch, const Round& r) {
 
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
-  visit_pass<S>(r.n, r.m, [&](auto pass) {
-    launch.early(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
-                 scratch);
+  dispatch_pass<S>(r.n, r.m, [&](auto pass) {
+    launch.launch_pdl(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
+                      scratch);
   });
 }
 

@@ -8,18 +8,18 @@ namespace secureafl::cuda {
 
 // What the compiler knows of one pass. Sums over rows: each thread of a team has rows of its own, all through the
 // kernel, so that nothing is added up between threads before the end.
-template <int kPairs, typename S, int kThreads_, int kColumns_, int kHeld_>
+template <int kPairs, typename S, int kThreads_, int kColumns_, int kItems_>
 struct Pass {
-  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kHeld = kHeld_;
+  static constexpr int kThreads = kThreads_, kColumns = kColumns_, kItems = kItems_;
   static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
-  static constexpr int kClients = kLanes * kHeld;
+  static constexpr int kClients = kLanes * kItems;
   static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
   static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
   // Threads of a block: its teams. Where many sums are in registers there are fewer of them.
-  static constexpr int kMost = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
-  static constexpr int kBlocksEach = kThreads > 32 ? 2 : 1;  // of a multiprocessor
-  static constexpr bool kReadsOn = kThreads == 32;           // see Stage
-  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMost / kThreads);
+  static constexpr int kMaxThreads = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
+  static constexpr int kBlocksPerSm = kThreads > 32 ? 2 : 1;  // of a multiprocessor
+  static constexpr bool kPaddedReads = kThreads == 32;        // see Stage
+  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
 
   static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
@@ -50,25 +50,25 @@ struct Stage {
 
 // Calls f with the Pass for so many clients and pairs.
 template <int kPairs, typename S, typename F>
-void visit_shape(const Shape& shape, const F& f) {
+void dispatch_shape(const Shape& shape, const F& f) {
   if constexpr (kPairs == kDefaultMemory) {
     if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
-    if (shape.held == 7) return f(Pass<kPairs, S, 32, 1, 7>());
-    if (shape.held == 10) return f(Pass<kPairs, S, 32, 1, 10>());
+    if (shape.items == 7) return f(Pass<kPairs, S, 32, 1, 7>());
+    if (shape.items == 10) return f(Pass<kPairs, S, 32, 1, 10>());
   }
   if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
   if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
   f(Pass<kPairs, S, 256, 1, 4>());
 }
 template <typename S, typename F>
-void visit_pass(int64_t n, int64_t m, const F& f) {
+void dispatch_pass(int64_t n, int64_t m, const F& f) {
   const Shape shape = shape_of(n, m);
   switch (m) {
-    case 1: return visit_shape<1, S>(shape, f);
-    case 2: return visit_shape<2, S>(shape, f);
-    case 3: return visit_shape<3, S>(shape, f);
-    case 4: return visit_shape<4, S>(shape, f);
-    default: visit_shape<5, S>(shape, f);
+    case 1: return dispatch_shape<1, S>(shape, f);
+    case 2: return dispatch_shape<2, S>(shape, f);
+    case 3: return dispatch_shape<3, S>(shape, f);
+    case 4: return dispatch_shape<4, S>(shape, f);
+    default: dispatch_shape<5, S>(shape, f);
   }
 }
 

@@ -16,7 +16,7 @@ struct FactorList {
   uint32_t weight, held;
 };
 
-SECUREAFL_FN FactorList factor_list(const Round& r, const Standing& before, int64_t list) {
+SECUREAFL_FN FactorList factor_list(const Round& r, const ClientState& before, int64_t list) {
   constexpr uint32_t kClient = 0xFFFFFFFF;
   const int64_t recorded = recorded_of(r, list), after = recorded + (list == before.list);
   const uint32_t held = static_cast<uint32_t>(recorded < r.room ? recorded : r.room);
@@ -25,12 +25,12 @@ SECUREAFL_FN FactorList factor_list(const Round& r, const Standing& before, int6
 }
 
 // Whether the new factor takes the place of one that this list holds.
-SECUREAFL_FN bool replaces(const Round& r, const Standing& before, int64_t list) {
+SECUREAFL_FN bool replaces(const Round& r, const ClientState& before, int64_t list) {
   return list == before.list && before.recorded >= r.room;
 }
 
 // On one thread, list by list: the inner loop vectorises.
-SECUREAFL_FN Tally tally_of(const Round& r, const Standing& before, double factor) {
+SECUREAFL_FN Tally tally_of(const Round& r, const ClientState& before, double factor) {
   Tally tally{};
   for (int64_t list = 0; list < r.lists; ++list) {
     const double* factors = r.seen_factors + list * r.room;
@@ -47,9 +47,9 @@ SECUREAFL_FN Tally tally_of(const Round& r, const Standing& before, double facto
 // On many threads, first the lists (r.lists), a thread each: a division is long code, and not to be had for each
 // factor. All threads must meet before another reads them. What this thread's lists add to Tally::all.
 template <typename Team>
-SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const Standing& before, FactorList* lists) {
+SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const ClientState& before, FactorList* lists) {
   int64_t sum = 0;
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = team.rank(); i < static_cast<int>(r.lists); i += Team::kSize) {
     const FactorList list = lists[i] = factor_list(r, before, i);
     sum += list.weight * (static_cast<int64_t>(list.held) - replaces(r, before, i));
@@ -62,7 +62,7 @@ SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const Standin
 template <typename Team, int kBatch>
 class FactorWalk {
  public:
-  SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const Standing& before)
+  SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const ClientState& before)
       : factors_(r.seen_factors),
         places_(static_cast<uint32_t>(r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room)),
         room_(static_cast<uint32_t>(r.room)),
@@ -76,7 +76,7 @@ class FactorWalk {
   SECUREAFL_FN bool more() const { return place_ < places_; }
 
   SECUREAFL_FN void fetch() {
-    SECUREAFL_UNROLLED
+    SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
       const uint32_t place = place_ + j * Team::kSize;
       fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // not below anything
@@ -86,7 +86,7 @@ class FactorWalk {
   // What those of the batch weigh that lie below `factor`.
   SECUREAFL_FN int64_t below(const FactorList* lists, double factor) {
     int64_t sum = 0;
-    SECUREAFL_UNROLLED
+    SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
       if (fetched_[j] < factor && place_ != replaced_) {
         const FactorList list = lists[list_];

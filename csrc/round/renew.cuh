@@ -25,12 +25,12 @@ static __global__ void renew_kernel(Round r, Scratch scratch) {
   const int n = static_cast<int>(r.n), k = blockIdx.x, planes = static_cast<int>(r.planes());
   const PassSums at{r.n, r.m};
   const int count = static_cast<int>(at.count()), first_own = static_cast<int>(at.own_x(0)), owned = count - first_own;
-  wait_for_last();
+  pdl_wait();
   const Verdict v = *scratch.verdict;
   const bool fresh = k == v.client && v.stored;
   double* sums = shared;            // (2m + 1): of the client's slots and x with the step
   double* own = sums + planes + 1;  // (owned): the last is v.v
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int i = warp.meta_group_rank(); i <= planes + owned; i += warp.meta_group_size()) {
     if (i > planes && i < planes + owned && !fresh) continue;
     const double* parts = scratch.changes + (i <= planes ? i * n + k : first_own + i - planes - 1);

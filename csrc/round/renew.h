@@ -32,9 +32,9 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
     const int age = oldest + (row < pairs ? row : row - pairs);
     return (row < pairs ? 0 : m) + (age < m ? age : age - m);
   };
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int row = team.down(); row <= 2 * pairs; row += Team::kDown) {
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int column = team.across(); column <= row && column < 2 * pairs; column += Team::kAcross) {
       const int slot = slot_of(column);
       gram[packed(row, column)] = row < 2 * pairs ? slots[packed(slot_of(row), slot)] : along[slot];
@@ -49,11 +49,11 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
       r.seen[k] ? coefficients(team, gram, pairs, r.trust, kFloatRounding, scratch, out) : Status::kAbsent;
   team.sync();
   float* factors = r.factors + k * (rows + 2);
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int j = team.rank(); j <= rows; j += Team::kSize) factors[j] = 0;
   team.sync();
   if (is_corrected(status)) {
-    SECUREAFL_ROLLED
+    SECUREAFL_NO_UNROLL
     for (int row = team.rank(); row < 2 * pairs; row += Team::kSize) {
       const int slot = slot_of(row);
       factors[slot] = static_cast<float>(out[row] * r.scales[k * rows + slot]);
@@ -74,7 +74,7 @@ SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict
   double* along = r.along + k * (rows + 2);
   const bool fresh = k == v.client && v.stored;
   const double *own_s = own + rows + 1, *own_y = own_s + rows, step_square = own_y[rows];
-  SECUREAFL_ROLLED
+  SECUREAFL_NO_UNROLL
   for (int j = team.rank(); j < rows; j += Team::kSize) {
     const double scale = scales[j];
     along[j] = fresh ? scale * own[j] : along[j] + scale * with_step[j];

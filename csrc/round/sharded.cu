@@ -34,8 +34,8 @@ static __global__ void add_up_kernel(const double* judged, int blocks, double* o
 
 // One block.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
-  __shared__ FactorList lists[kMostClients];
-  const Standing before = standing_of(r);
+  __shared__ FactorList lists[kMaxClients];
+  const ClientState before = client_state(r);
   Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
   __syncthreads();
   for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {

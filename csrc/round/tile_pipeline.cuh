@@ -19,7 +19,7 @@ __device__ inline void team_sync() {
 }
 
 // A multiple of 16 bytes, at addresses that are.
-struct Piece {
+struct TileCopy {
   void* to;
   const char* from;
   int size;
@@ -28,10 +28,10 @@ struct Piece {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 template <int kThreads>
-class Deliveries {
+class TilePipeline {
  public:
   // barriers (2): this team's. Followed by a barrier of all threads.
-  __device__ Deliveries(uint64_t* barriers, int rank)
+  __device__ TilePipeline(uint64_t* barriers, int rank)
       : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), rank_(rank) {
     if (rank != 0) return;
     for (int buffer = 0; buffer < 2; ++buffer) {
@@ -41,15 +41,15 @@ class Deliveries {
   }
 
   // Two pieces of memory to a buffer that `release` has given back; nothing if there is no tile left.
-  __device__ void bring(int buffer, const Piece& one, const Piece& two, bool any) const {
+  __device__ void copy(int buffer, const TileCopy& one, const TileCopy& two, bool any) const {
     if (rank_ != 0 || !any) return;
     const uint32_t barrier = at_ + 8 * buffer;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(one.size + two.size)
                  : "memory");
-    for (const Piece& piece : {one, two}) {
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(piece.to));
+    for (const TileCopy& part : {one, two}) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(part.to));
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                   "l"(piece.from), "r"(piece.size), "r"(barrier)
+                   "l"(part.from), "r"(part.size), "r"(barrier)
                    : "memory");
     }
   }
@@ -78,15 +78,15 @@ class Deliveries {
 #else
 
 template <int kThreads>
-class Deliveries {
+class TilePipeline {
  public:
-  __device__ Deliveries(uint64_t*, int rank) : rank_(rank) {}
+  __device__ TilePipeline(uint64_t*, int rank) : rank_(rank) {}
 
-  __device__ void bring(int, const Piece& one, const Piece& two, bool any) const {
-    for (const Piece& piece : {one, two}) {
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(piece.to));
-      for (int at = 16 * rank_; any && at < piece.size; at += 16 * kThreads) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(piece.from + at) : "memory");
+  __device__ void copy(int, const TileCopy& one, const TileCopy& two, bool any) const {
+    for (const TileCopy& part : {one, two}) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(part.to));
+      for (int at = 16 * rank_; any && at < part.size; at += 16 * kThreads) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(part.from + at) : "memory");
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");

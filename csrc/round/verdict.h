@@ -12,7 +12,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-enum Sum { kBad, kGG, kYY, kSS, kSY, kSums };  // kBad: coordinates of g that are not finite
+enum Sum { kNonFinite, kGG, kYY, kSS, kSY, kSums };  // kNonFinite: coordinates of g that are not finite
 
 // Python knows these as config.REASONS; the first two accept.
 enum class Reason : int64_t { kAccepted, kFirst, kSteep, kSameVersion, kNotFinite };
@@ -21,7 +21,7 @@ SECUREAFL_BOTH bool accepts(Reason reason) { return reason == Reason::kAccepted 
 
 // A factor enters Q only if there is one: a known client, a finite update, another model than last time.
 SECUREAFL_FN bool has_factor(const double* sums, bool known) {
-  return known && sums[kBad] == 0 && sums[kSS] > 0 && isfinite(sums[kYY]);
+  return known && sums[kNonFinite] == 0 && sums[kSS] > 0 && isfinite(sums[kYY]);
 }
 
 // What the factors of Q weigh, but for the new one: those strictly below it, and all.
@@ -31,13 +31,13 @@ struct Tally {
 
 // Whether more than the share `quantile` of the other factors lies strictly below this one. Where all weigh the same,
 // this is factor > quantile(Q) with linear interpolation. rounding: of the weights, so that a tie stays one.
-SECUREAFL_FN bool lies_above(const Tally& tally, double quantile, int64_t rounding) {
+SECUREAFL_FN bool exceeds_quantile(const Tally& tally, double quantile, int64_t rounding) {
   const double most = floor(static_cast<double>(tally.all) * quantile);
   return static_cast<double>(tally.below - rounding) > most;
 }
 
 SECUREAFL_FN Reason judge(const double* sums, bool known, bool filter, bool steep) {
-  if (sums[kBad] > 0) return Reason::kNotFinite;
+  if (sums[kNonFinite] > 0) return Reason::kNotFinite;
   if (!known) return Reason::kFirst;
   if (!filter) return Reason::kAccepted;
   if (!(sums[kSS] > 0)) return sums[kYY] == 0 ? Reason::kAccepted : Reason::kSameVersion;

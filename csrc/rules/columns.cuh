@@ -12,8 +12,8 @@ void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t
     if (rule == Rule::kMedian && median_in_registers(launch, rows, out)) return;
   }
   constexpr int kThreads = 256;
-  constexpr int64_t kMostBlocks = 1 << 20;
-  const int64_t most = launch.most_shared();
+  constexpr int64_t kMaxBlocks = 1 << 20;
+  const int64_t most = launch.max_shared_bytes();
   const auto bytes = [&](int bits) {
     return rows.n * ((1 << bits) | 1) * static_cast<int64_t>(sizeof(Key<typename Rows::value_type>));
   };
@@ -24,8 +24,8 @@ void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t
                              " rows does not fit this GPU's shared memory of " + std::to_string(most) + " bytes");
   }
   const int64_t tiles = (rows.d + (1 << bits) - 1) >> bits;
-  launch(reduce_columns_kernel<Rows, out_t>, tiles < kMostBlocks ? tiles : kMostBlocks, kThreads, bytes(bits), rows,
-         rule, trim, bits, out);
+  launch(reduce_columns_kernel<Rows, out_t>, tiles < kMaxBlocks ? tiles : kMaxBlocks, kThreads, bytes(bits), rows, rule,
+         trim, bits, out);
 }
 
 }  // namespace secureafl::cuda

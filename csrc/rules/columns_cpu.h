@@ -9,13 +9,13 @@
 #include "rules/network_cpu.h"
 #include "rules/rank.h"
 
-// The rule over each column of rows (n, d), some columns at a time, never n x d: up to kMostSorted rows with a sorting
-// network over a tile of columns, more of them column by column with the search that the GPU uses.
+// The rule over each column of rows (n, d), some columns at a time, never n x d: up to kMaxSortedRows rows with a
+// sorting network over a tile of columns, more of them column by column with the search that the GPU uses.
 
 namespace secureafl::cpu {
 
 // The network grows faster than its rows and the search does not, and a tile of so many is all that a small L2 holds.
-constexpr int64_t kMostSorted = 1024;
+constexpr int64_t kMaxSortedRows = 1024;
 
 // Tiles filled together: memory gives two kilobytes of a row sooner than eight times a quarter of one.
 constexpr int64_t kStrip = 8;
@@ -56,14 +56,14 @@ void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool so
   }
 }
 
-// Ranks that a rule takes the mean of.
-struct Ranks {
+// RankRange that a rule takes the mean of.
+struct RankRange {
   int64_t first, last;
 
   bool empty() const { return first > last; }
 };
 
-inline Ranks ranks_kept(Rule rule, int64_t trim, int64_t count) {
+inline RankRange rank_range(Rule rule, int64_t trim, int64_t count) {
   const int64_t first = dropped(rule, static_cast<int32_t>(std::min(trim, count)), static_cast<int32_t>(count));
   return {first, count - first - 1};
 }
@@ -75,7 +75,7 @@ void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule,
   using Row = TileRow<Key<T>>;
   constexpr int64_t kWidth = kStrip * Row::kWidth;
   const int64_t count = static_cast<int64_t>(kept.size()), d = rows.d;
-  const Ranks ranks = ranks_kept(rule, trim, count);
+  const RankRange ranks = rank_range(rule, trim, count);
   if (ranks.empty()) {
     std::fill(out, out + d, out_t(0));
     return;
@@ -161,7 +161,7 @@ void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
   for (int64_t k = 0; k < rows.n; ++k) {
     if (rows.takes_part(k)) kept.push_back(k);
   }
-  if (static_cast<int64_t>(kept.size()) > kMostSorted) return search_columns(rows, rule, trim, out);
+  if (static_cast<int64_t>(kept.size()) > kMaxSortedRows) return search_columns(rows, rule, trim, out);
   sort_columns(rows, kept, rule, trim, out);
 }
 

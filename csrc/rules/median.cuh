@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMedianThreads, 5) sorted_median_kernel(Rows r
     keys[k] = k < n + smallest ? 0 : kAbsent<float>;
     if (k <= kLeast || k < n) keys[k] = to_key(rows.value(k, c));
   }
-  sort_held<0, static_cast<int>(power_of_two(kPlaces))>(keys);
+  sort_in_registers<0, static_cast<int>(power_of_two(kPlaces))>(keys);
   const float low = from_key<float>(keys[kPlaces / 2 - 1]), high = from_key<float>(keys[kPlaces / 2]);
   out[c] = static_cast<out_t>(n % 2 == 1 ? low : midpoint(low, high));
 }
@@ -43,11 +43,11 @@ __device__ inline __nv_bfloat16 upper_half(float value) {
   return __ushort_as_bfloat16(static_cast<unsigned short>(__float_as_uint(value) >> 16));
 }
 
-// Upper halves of kHeld floats in pairs, to be compared two at a time. As bfloat16 they are ordered like the upper
+// Upper halves of kItems floats in pairs, to be compared two at a time. As bfloat16 they are ordered like the upper
 // halves of their keys, but for numbers so small that their half is a negative zero.
-template <int kHeld>
+template <int kItems>
 struct Halves {
-  __nv_bfloat162 pairs[kHeld / 2];
+  __nv_bfloat162 pairs[kItems / 2];
 
   __device__ void set(int i, float value) { (i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y) = upper_half(value); }
 
@@ -57,7 +57,7 @@ struct Halves {
     const __nv_bfloat162 bounds = __halves2bfloat162(half, half);
     __nv_bfloat162 counts = __hlt2(pairs[0], bounds);
 #pragma unroll
-    for (int i = 1; i < kHeld / 2; ++i) counts = __hadd2(counts, __hlt2(pairs[i], bounds));  // exact: below 256
+    for (int i = 1; i < kItems / 2; ++i) counts = __hadd2(counts, __hlt2(pairs[i], bounds));  // exact: below 256
     return static_cast<uint32_t>(__low2float(counts) + __high2float(counts));
   }
 };
@@ -67,11 +67,11 @@ struct Split {
   int32_t below;                  // keys below it
   Key<float> greatest, smallest;  // of those below, of the others
 };
-template <typename Lanes, int kHeld>
-__device__ inline Split split_at(const Lanes& lanes, const Key<float> (&keys)[kHeld], Key<float> bound) {
+template <typename Lanes, int kItems>
+__device__ inline Split split_at(const Lanes& lanes, const Key<float> (&keys)[kItems], Key<float> bound) {
   uint32_t count = 0, greatest = 0, smallest = kAbsent<float>;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
+  for (int i = 0; i < kItems; ++i) {
     const bool below = keys[i] < bound;
     count += below;
     greatest = max(greatest, below ? keys[i] : 0u);
@@ -83,20 +83,20 @@ __device__ inline Split split_at(const Lanes& lanes, const Key<float> (&keys)[kH
 // More rows: four threads for each column hold its keys in registers. A search among their upper halves finds a bound
 // between the two middle keys, or below the lower one and close to it; from there the keys themselves lead on, one
 // after the other, and confirm what was found. A column that needs many such steps is searched from the start.
-template <int kHeld, typename Rows, typename out_t>
+template <int kItems, typename Rows, typename out_t>
 __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows rows, out_t* out) {
   constexpr int kLanes = 4, kColumns = 32 / kLanes, kSteps = 4;
   const int n = static_cast<int>(rows.n), rank = (n - 1) / 2, lane = threadIdx.x % 32 / kColumns;
   const int64_t warp = (blockIdx.x * static_cast<int64_t>(kMedianThreads) + threadIdx.x) / 32;
   const int64_t c = warp * kColumns + threadIdx.x % kColumns;
   const int64_t inside = c < rows.d ? c : rows.d - 1;  // the threads of a warp stay together: they meet in every count
-  Key<float> keys[kHeld];
-  Halves<kHeld> halves;
+  Key<float> keys[kItems];
+  Halves<kItems> halves;
   const auto* from = rows.updates + lane * rows.d + inside;
   const int64_t stride = kLanes * rows.d;
   const int left = n - lane;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i, from += stride) {
+  for (int i = 0; i < kItems; ++i, from += stride) {
     const float value = i * kLanes < left ? static_cast<float>(*from) : NAN;  // a row that there is not comes last
     keys[i] = last_key(value);
     halves.set(i, value);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
   }
   float median = n % 2 == 1 ? from_key<float>(low) : midpoint(from_key<float>(low), from_key<float>(high));
   if (!lanes.all(found)) {
-    const HeldColumn<Lanes<32, kColumns>, kHeld> column{lanes, keys, n};
+    const RegisterColumn<Lanes<32, kColumns>, kItems> column{lanes, keys, n};
     median = reduce_column<float>(column, Rule::kMedian, 0);
   }
   if (lane == 0 && c < rows.d) out[c] = static_cast<out_t>(median);
@@ -134,21 +134,21 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
 template <typename Rows, typename out_t>
 bool median_in_registers(const Launcher& launch, Rows rows, out_t* out) {
   if (rows.mask != nullptr || rows.n == 0) return false;
-  const auto spread = [&](auto kernel, int64_t columns) {  // columns: of a block
+  const auto launch_columns = [&](auto kernel, int64_t columns) {  // columns: of a block
     launch(kernel, (rows.d + columns - 1) / columns, kMedianThreads, 0, rows, out);
   };
   if (rows.n <= 16) {
-    spread(sorted_median_kernel<0, 16, Rows, out_t>, kMedianThreads);
+    launch_columns(sorted_median_kernel<0, 16, Rows, out_t>, kMedianThreads);
   } else if (rows.n <= 32) {
-    spread(sorted_median_kernel<16, 32, Rows, out_t>, kMedianThreads);
+    launch_columns(sorted_median_kernel<16, 32, Rows, out_t>, kMedianThreads);
   } else if (rows.n <= 52) {
-    spread(sorted_median_kernel<32, 52, Rows, out_t>, kMedianThreads);
+    launch_columns(sorted_median_kernel<32, 52, Rows, out_t>, kMedianThreads);
   } else if (rows.n <= 64) {
-    spread(sorted_median_kernel<52, 64, Rows, out_t>, kMedianThreads);
+    launch_columns(sorted_median_kernel<52, 64, Rows, out_t>, kMedianThreads);
   } else if (rows.n <= 128) {
-    spread(searched_median_kernel<32, Rows, out_t>, kMedianThreads / 4);
+    launch_columns(searched_median_kernel<32, Rows, out_t>, kMedianThreads / 4);
   } else if (rows.n <= 320) {
-    spread(searched_median_kernel<80, Rows, out_t>, kMedianThreads / 4);
+    launch_columns(searched_median_kernel<80, Rows, out_t>, kMedianThreads / 4);
   } else {
     return false;
   }

@@ -18,7 +18,7 @@
 namespace secureafl::cpu {
 
 // Rows sorted at once in registers: in memory, an exchange waits for two loads and two stores.
-constexpr int kHeld = 16;
+constexpr int kInRegisters = 16;
 
 // One row of a tile of columns: four cache lines.
 template <typename K>
@@ -42,14 +42,14 @@ class MergeSort {
 
  private:
   void sort(int64_t first, int64_t size) {
-    if (size <= kHeld) return add(first, 1, size, false);
+    if (size <= kInRegisters) return add(first, 1, size, false);
     sort(first, size / 2);
     sort(first + size / 2, size / 2);
     merge(first, 1, size);
   }
 
   void merge(int64_t first, int64_t stride, int64_t size) {
-    if (size <= kHeld) return add(first, stride, size, true);
+    if (size <= kInRegisters) return add(first, stride, size, true);
     merge(first, 2 * stride, size / 2);
     merge(first + stride, 2 * stride, size / 2);
     for (int64_t row = 1; row + 1 < size; row += 2) add(first + row * stride, stride, 2, true);
@@ -88,14 +88,14 @@ template <int kCount, bool kMerge, typename K>
 inline void sort_rows(TileRow<K>* rows, int64_t stride) {
 #pragma GCC ivdep  // no two rows are one
   for (int c = 0; c < TileRow<K>::kWidth; ++c) {
-    K held[kCount];
-    for (int i = 0; i < kCount; ++i) held[i] = rows[i * stride].keys[c];
+    K keys[kCount];
+    for (int i = 0; i < kCount; ++i) keys[i] = rows[i * stride].keys[c];
     if constexpr (kMerge) {
-      merge_held<0, 1, power_of_two(kCount)>(held);
+      merge_in_registers<0, 1, power_of_two(kCount)>(keys);
     } else {
-      sort_held<0, power_of_two(kCount)>(held);
+      sort_in_registers<0, power_of_two(kCount)>(keys);
     }
-    for (int i = 0; i < kCount; ++i) rows[i * stride].keys[c] = held[i];
+    for (int i = 0; i < kCount; ++i) rows[i * stride].keys[c] = keys[i];
   }
 }
 
@@ -107,8 +107,8 @@ inline void sort_rows(TileRow<K>* rows, const Step& step, std::integer_sequence<
 
 // Runs the network down every column of tile (rows).
 template <typename K>
-SECUREAFL_WIDEST void apply(const std::vector<Step>& network, TileRow<K>* tile) {
-  constexpr auto kCounts = std::make_integer_sequence<int, kHeld - 1>();
+SECUREAFL_AVX2_CLONES void apply(const std::vector<Step>& network, TileRow<K>* tile) {
+  constexpr auto kCounts = std::make_integer_sequence<int, kInRegisters - 1>();
   for (const Step& step : network) {
     if (step.merge) {
       sort_rows<true>(tile + step.first, step, kCounts);

@@ -20,7 +20,7 @@ Tensor reduce_rows(const Tensor& updates, const std::optional<Tensor>& mask, Rul
   const Tensor rows = dense(updates);
   const std::optional<Tensor> keep = mask ? std::optional(dense(*mask)) : std::nullopt;
   Tensor out = allocate(rows, rows.scalar_type(), {rows.size(1)});
-  visit_any(rows.scalar_type(), [&](auto zero) {
+  dispatch_any(rows.scalar_type(), [&](auto zero) {
     using scalar_t = decltype(zero);
     const StoredRows<scalar_t, compute_t<scalar_t>> stored{data<scalar_t>(rows), keep ? data<bool>(*keep) : nullptr,
                                                            rows.size(0), rows.size(1)};

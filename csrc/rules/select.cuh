@@ -16,28 +16,28 @@ struct Lanes {
   mutable int turn = 0;
 
   __device__ uint32_t sum(uint32_t value) const {
-    if constexpr (kColumns == 1) return across(__reduce_add_sync(~0u, value), plus);
+    if constexpr (kColumns == 1) return across_warps(__reduce_add_sync(~0u, value), plus);
     return shuffled(value, plus);
   }
   __device__ uint32_t least(uint32_t value) const {
     const auto op = [](uint32_t a, uint32_t b) { return min(a, b); };
-    if constexpr (kColumns == 1) return across(__reduce_min_sync(~0u, value), op);
+    if constexpr (kColumns == 1) return across_warps(__reduce_min_sync(~0u, value), op);
     return shuffled(value, op);
   }
   __device__ uint32_t greatest(uint32_t value) const {
     const auto op = [](uint32_t a, uint32_t b) { return max(a, b); };
-    if constexpr (kColumns == 1) return across(__reduce_max_sync(~0u, value), op);
+    if constexpr (kColumns == 1) return across_warps(__reduce_max_sync(~0u, value), op);
     return shuffled(value, op);
   }
   __device__ float sum(float value) const {
     const auto op = [](uint32_t a, uint32_t b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
-    return __uint_as_float(across(shuffled(__float_as_uint(value), op), op));
+    return __uint_as_float(across_warps(shuffled(__float_as_uint(value), op), op));
   }
   // Columns in one warp search side by side; one that has found its key waits for the others.
   __device__ bool all(bool own) const { return kColumns == 1 ? own : __all_sync(~0u, own); }
 
   // Every column's value to every thread.
-  __device__ void spread(float value, float (&out)[kColumns]) const {
+  __device__ void broadcast(float value, float (&out)[kColumns]) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) out[c] = kColumns == 1 ? value : __shfl_sync(~0u, value, c);
   }
@@ -55,7 +55,7 @@ struct Lanes {
   // From a warp's value to the block's. Two places take turns, so one barrier is enough: whoever writes to a place
   // again has passed the barrier behind which it was read.
   template <typename Op>
-  __device__ uint32_t across(uint32_t value, Op op) const {
+  __device__ uint32_t across_warps(uint32_t value, Op op) const {
     if constexpr (kWarps == 1) {
       return value;
     } else {
@@ -70,11 +70,11 @@ struct Lanes {
   }
 };
 
-// One coordinate's keys, kHeld in the registers of each of its lanes: a Column for math/rank.h.
-template <typename Lanes, int kHeld>
-struct HeldColumn {
+// One coordinate's keys, kItems in the registers of each of its lanes: a Column for math/rank.h.
+template <typename Lanes, int kItems>
+struct RegisterColumn {
   const Lanes& lanes;
-  const uint32_t (&keys)[kHeld];
+  const uint32_t (&keys)[kItems];
   int32_t rows;  // that take part
 
   __device__ bool all(bool own) const { return lanes.all(own); }
@@ -83,7 +83,7 @@ struct HeldColumn {
   __device__ int32_t count_below(uint32_t bound) const {
     uint32_t count = 0;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {  // count += keys[i] < bound, by the borrow of a difference: two instructions
+    for (int i = 0; i < kItems; ++i) {  // count += keys[i] < bound, by the borrow of a difference: two instructions
       asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; subc.u32 %0, %0, 0; }" : "+r"(count) : "r"(keys[i]), "r"(bound));
     }
     return static_cast<int32_t>(lanes.sum(0u - count));
@@ -91,69 +91,69 @@ struct HeldColumn {
   __device__ uint32_t least_from(uint32_t bound) const {
     uint32_t least = kAbsent<float>;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) least = min(least, keys[i] >= bound ? keys[i] : kAbsent<float>);
+    for (int i = 0; i < kItems; ++i) least = min(least, keys[i] >= bound ? keys[i] : kAbsent<float>);
     return lanes.least(least);
   }
   __device__ uint32_t greatest_below(uint32_t bound) const {
     uint32_t greatest = 0;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
+    for (int i = 0; i < kItems; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
     return lanes.greatest(greatest);
   }
   // In float32, unlike the ops: a mean over at most 1024 rows, where float64 would double the shuffles.
   __device__ double sum_between(uint32_t low, uint32_t high) const {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) sum += keys[i] > low && keys[i] < high ? from_key<float>(keys[i]) : 0.0f;
+    for (int i = 0; i < kItems; ++i) sum += keys[i] > low && keys[i] < high ? from_key<float>(keys[i]) : 0.0f;
     return lanes.sum(sum);
   }
 };
 
 // One step of a bitonic merge between threads: each keeps the smaller or the larger of its keys and another's.
-template <bool kReversed, int kHeld>
-__device__ inline void exchange_between(uint32_t (&keys)[kHeld], int distance, bool upper) {
-  uint32_t others[kHeld];
+template <bool kReversed, int kItems>
+__device__ inline void exchange_between(uint32_t (&keys)[kItems], int distance, bool upper) {
+  uint32_t others[kItems];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    others[i] = __shfl_xor_sync(~0u, keys[kReversed ? kHeld - 1 - i : i], distance);
+  for (int i = 0; i < kItems; ++i) {
+    others[i] = __shfl_xor_sync(~0u, keys[kReversed ? kItems - 1 - i : i], distance);
   }
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) keys[i] = upper ? max(keys[i], others[i]) : min(keys[i], others[i]);
+  for (int i = 0; i < kItems; ++i) keys[i] = upper ? max(keys[i], others[i]) : min(keys[i], others[i]);
 }
 
 // Sorts what rises and then falls, in one thread's registers.
-template <int kNear, int kHeld, int... kPlaces>
-__device__ inline void exchange_far(uint32_t (&keys)[kHeld], std::integer_sequence<int, kPlaces...>) {
+template <int kNear, int kItems, int... kPlaces>
+__device__ inline void exchange_far(uint32_t (&keys)[kItems], std::integer_sequence<int, kPlaces...>) {
   (exchange<kPlaces / kNear * 2 * kNear + kPlaces % kNear, kPlaces / kNear * 2 * kNear + kPlaces % kNear + kNear>(keys),
    ...);
 }
-template <int kNear, int kHeld>
-__device__ inline void merge_bitonic(uint32_t (&keys)[kHeld]) {
+template <int kNear, int kItems>
+__device__ inline void merge_bitonic(uint32_t (&keys)[kItems]) {
   if constexpr (kNear >= 1) {
-    exchange_far<kNear>(keys, std::make_integer_sequence<int, kHeld / 2>());
+    exchange_far<kNear>(keys, std::make_integer_sequence<int, kItems / 2>());
     merge_bitonic<kNear / 2>(keys);
   }
 }
 
-// The two middle keys of the kLanes x kHeld that the lanes of a column hold, each a power of two: sorted in each
+// The two middle keys of the kLanes x kItems that the lanes of a column hold, each a power of two: sorted in each
 // thread, then merged pair by pair; of the last merge only the border between the halves is wanted. The same steps
 // whatever the keys, where a search would wait for its slowest column.
-template <int kLanes, int kHeld>
-__device__ inline void middle_keys(uint32_t (&keys)[kHeld], int lane, uint32_t& low, uint32_t& high) {
+template <int kLanes, int kItems>
+__device__ inline void middle_keys(uint32_t (&keys)[kItems], int lane, uint32_t& low, uint32_t& high) {
   constexpr int kColumns = 32 / kLanes;
-  sort_held<0, kHeld>(keys);
+  sort_in_registers<0, kItems>(keys);
 #pragma unroll
   for (int run = 1; run < kLanes / 2; run *= 2) {
     exchange_between<true>(keys, (2 * run - 1) * kColumns, lane & run);
 #pragma unroll
     for (int near = run / 2; near >= 1; near /= 2) exchange_between<false>(keys, near * kColumns, lane & near);
-    merge_bitonic<kHeld / 2>(keys);
+    merge_bitonic<kItems / 2>(keys);
   }
   const bool upper = lane & (kLanes / 2);
   exchange_between<true>(keys, 31 / kColumns * kColumns, upper);
   uint32_t border = upper ? ~keys[0] : keys[0];  // the smallest of the upper half is the largest of its complements
 #pragma unroll
-  for (int i = 1; i < kHeld; ++i) border = max(border, upper ? ~keys[i] : keys[i]);
+  for (int i = 1; i < kItems; ++i) border = max(border, upper ? ~keys[i] : keys[i]);
 #pragma unroll
   for (int step = kColumns; step < 16; step *= 2) border = max(border, __shfl_xor_sync(~0u, border, step));
   const uint32_t mine = upper ? ~border : border, other = __shfl_xor_sync(~0u, mine, 16);
@@ -164,24 +164,24 @@ __device__ inline void middle_keys(uint32_t (&keys)[kHeld], int lane, uint32_t& 
 // The rule over the keys of one coordinate; `guess` is what a median may be close to. Which rows take part is the same
 // for all coordinates, so the places left over can be filled with smallest and largest keys that put the median in the
 // middle of all places.
-template <int kLanes, int kHeld>
-class Ranks {
+template <int kLanes, int kItems>
+class ColumnRule {
  public:
   static constexpr bool kSorts = kLanes < 32;  // more lanes: the search has fewer steps between threads
 
   template <typename Lanes, typename Wants>
-  __device__ Ranks(const Lanes& lanes, int lane, const Wants& wants, Rule rule) : lane_(lane) {
+  __device__ ColumnRule(const Lanes& lanes, int lane, const Wants& wants, Rule rule) : lane_(lane) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) wanted_ |= (wants(lane + i * kLanes) ? 1u : 0u) << i;
+    for (int i = 0; i < kItems; ++i) wanted_ |= (wants(lane + i * kLanes) ? 1u : 0u) << i;
     kept_ = static_cast<int>(lanes.sum(static_cast<uint32_t>(__popc(wanted_))));
     if constexpr (kSorts) {
-      constexpr int kPlaces = kLanes * kHeld, kWords = kPlaces / 32;
+      constexpr int kPlaces = kLanes * kItems, kWords = kPlaces / 32;
       uint32_t absent[kWords];
 #pragma unroll
       for (int w = 0; w < kWords; ++w) absent[w] = __ballot_sync(~0u, !wants(w * 32 + threadIdx.x % 32));
       const int smallest = rule == Rule::kMedian ? (kPlaces - kept_) / 2 : 0;
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
+      for (int i = 0; i < kItems; ++i) {
         const int k = lane + i * kLanes, word = i * kLanes / 32;
         int before = __popc(absent[word] & ((1u << k % 32) - 1));
 #pragma unroll
@@ -200,7 +200,7 @@ class Ranks {
   }
 
   template <typename Lanes>
-  __device__ float reduce(const Lanes& lanes, uint32_t (&keys)[kHeld], Rule rule, int64_t trim, float guess) const {
+  __device__ float reduce(const Lanes& lanes, uint32_t (&keys)[kItems], Rule rule, int64_t trim, float guess) const {
     if constexpr (kSorts) {
       if (rule == Rule::kMedian) {
         if (kept_ == 0) return 0;
@@ -210,18 +210,18 @@ class Ranks {
         return kept_ % 2 == 1 ? middle : midpoint(middle, from_key<float>(high));
       }
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {  // a NaN that takes part is not one that does not
+      for (int i = 0; i < kItems; ++i) {  // a NaN that takes part is not one that does not
         if (wanted_ >> i & 1) keys[i] = min(keys[i], kAbsent<float> - 1);
       }
     }
     const Guess<float> near{!kSorts && rule == Rule::kMedian, to_key(guess)};
-    return reduce_column<float>(HeldColumn<Lanes, kHeld>{lanes, keys, kept_}, rule, trim, near);
+    return reduce_column<float>(RegisterColumn<Lanes, kItems>{lanes, keys, kept_}, rule, trim, near);
   }
 
  private:
   int lane_, kept_ = 0;
-  uint32_t wanted_ = 0;                // bit i: place i of this thread
-  uint32_t pads_[kSorts ? kHeld : 1];  // the key of a place that is left over
+  uint32_t wanted_ = 0;                 // bit i: place i of this thread
+  uint32_t pads_[kSorts ? kItems : 1];  // the key of a place that is left over
 };
 
 }  // namespace secureafl::cuda

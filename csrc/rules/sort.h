@@ -19,36 +19,36 @@ SECUREAFL_BOTH int64_t power_of_two(int64_t count) {
 }
 
 template <int kLow, int kHigh, int kCount, typename K>
-SECUREAFL_FN void exchange(K (&held)[kCount]) {
+SECUREAFL_FN void exchange(K (&keys)[kCount]) {
   if constexpr (kHigh < kCount) {
-    const K a = held[kLow], b = held[kHigh];  // by value: std::min's references do not vectorise
-    held[kLow] = a < b ? a : b;
-    held[kHigh] = a < b ? b : a;
+    const K a = keys[kLow], b = keys[kHigh];  // by value: std::min's references do not vectorise
+    keys[kLow] = a < b ? a : b;
+    keys[kHigh] = a < b ? b : a;
   }
 }
 
 template <int kFirst, int kStride, int kCount, typename K, int... kPairs>
-SECUREAFL_FN void exchange_pairs(K (&held)[kCount], std::integer_sequence<int, kPairs...>) {
-  (exchange<kFirst + (2 * kPairs + 1) * kStride, kFirst + (2 * kPairs + 2) * kStride>(held), ...);
+SECUREAFL_FN void exchange_pairs(K (&keys)[kCount], std::integer_sequence<int, kPairs...>) {
+  (exchange<kFirst + (2 * kPairs + 1) * kStride, kFirst + (2 * kPairs + 2) * kStride>(keys), ...);
 }
 
 template <int kFirst, int kStride, int kSize, int kCount, typename K>
-SECUREAFL_FN void merge_held(K (&held)[kCount]) {
+SECUREAFL_FN void merge_in_registers(K (&keys)[kCount]) {
   if constexpr (kSize == 2) {
-    exchange<kFirst, kFirst + kStride>(held);
+    exchange<kFirst, kFirst + kStride>(keys);
   } else {
-    merge_held<kFirst, 2 * kStride, kSize / 2>(held);
-    merge_held<kFirst + kStride, 2 * kStride, kSize / 2>(held);
-    exchange_pairs<kFirst, kStride>(held, std::make_integer_sequence<int, kSize / 2 - 1>());
+    merge_in_registers<kFirst, 2 * kStride, kSize / 2>(keys);
+    merge_in_registers<kFirst + kStride, 2 * kStride, kSize / 2>(keys);
+    exchange_pairs<kFirst, kStride>(keys, std::make_integer_sequence<int, kSize / 2 - 1>());
   }
 }
 
 template <int kFirst, int kSize, int kCount, typename K>
-SECUREAFL_FN void sort_held(K (&held)[kCount]) {
+SECUREAFL_FN void sort_in_registers(K (&keys)[kCount]) {
   if constexpr (kSize > 1) {
-    sort_held<kFirst, kSize / 2>(held);
-    sort_held<kFirst + kSize / 2, kSize / 2>(held);
-    merge_held<kFirst, 1, kSize>(held);
+    sort_in_registers<kFirst, kSize / 2>(keys);
+    sort_in_registers<kFirst + kSize / 2, kSize / 2>(keys);
+    merge_in_registers<kFirst, 1, kSize>(keys);
   }
 }
 

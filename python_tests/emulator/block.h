@@ -13,9 +13,9 @@
 #include <type_traits>
 #include <vector>
 
-// A block of a kernel on one CPU thread: every CUDA thread is a fiber that runs until it has to wait, for its warp or
-// for its block. A warp that does not come together, or a barrier that some never reach, ends the program. Warps take
-// turns in an order that a seed shuffles: where a barrier is missing, results depend on it.
+// Runs a block of a kernel on one CPU thread. Every CUDA thread is a fiber that runs until it must wait for its warp or
+// its block. If only some lanes of a warp reach a warp operation, or only some threads a barrier, the program aborts. A
+// seed shuffles the order of the warps: if a barrier is missing, results depend on the seed.
 
 #define __device__
 #define __host__
@@ -39,16 +39,17 @@ struct Index {
 };
 enum class Waits { kNo, kForWarp, kForBlock, kDone };
 struct Fiber {
-  ucontext_t context;  // to begin with; from then on it jumps, which asks nothing of the system
+  ucontext_t context;  // for the start; later switches use longjmp, which needs no system call
   jmp_buf here;
   bool began;
   std::vector<char> stack;
   Waits waits;
   Index thread;
-  int meetings;                               // with its warp
-  std::vector<std::function<void()>> copies;  // under way
+  int meetings;                               // number of warp operations so far
+  std::vector<std::function<void()>> copies;  // asynchronous copies not yet done
 };
-using Board = float[2][32][12];  // what the lanes of a warp show each other; by turns, so that one wait is enough
+using Board =
+    float[2][32][12];  // values that the lanes of a warp exchange; double-buffered, so that one wait is enough
 
 inline std::vector<Fiber> fibers;
 inline std::vector<std::vector<float>> boards;
@@ -56,7 +57,7 @@ inline std::vector<float> memory;  // shared
 inline jmp_buf scheduler;
 inline Fiber* current;
 inline Index block, size;
-inline bool late;  // copies arrive when they are waited for, not at once
+inline bool late;  // copies complete at the wait, not at once
 inline std::function<void()> kernel;
 
 inline void wait(Waits what) {
@@ -76,7 +77,7 @@ inline void live() {
   wait(Waits::kDone);
 }
 
-// The lanes' places on their warp's board, for one exchange.
+// The exchange buffer of this warp, for one operation.
 inline float (*board())[12] {
   auto& both = reinterpret_cast<Board&>(boards[current->thread.x / 32][0]);
   return both[current->meetings++ % 2];
@@ -92,7 +93,7 @@ inline void release(int first, int last, Waits what) {
   }
 }
 
-// Until each of its lanes waits for the block, or is done.
+// Runs a warp until each of its lanes waits for the block or is done.
 inline void run_warp(int first, int last) {
   do {
     release(first, last, Waits::kForWarp);
@@ -107,7 +108,7 @@ inline void run_warp(int first, int last) {
 inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> what) {
   std::mt19937 random(seed);
   kernel = std::move(what), size = {static_cast<unsigned>(threads)}, late = seed % 2;
-  if (fibers.size() < static_cast<size_t>(threads)) fibers.resize(threads);  // their stacks are kept
+  if (fibers.size() < static_cast<size_t>(threads)) fibers.resize(threads);  // their stacks are reused
   boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
   std::vector<int> warps(threads / 32);
   for (int i = 0; i < threads / 32; ++i) warps[i] = i;
@@ -191,38 +192,38 @@ T reduce(Warp, T value, plus<T>) {
 
 namespace secureafl::cuda {
 
-inline void let_next_start() {}
-inline void wait_for_last() {}
+inline void pdl_trigger() {}
+inline void pdl_wait() {}
 
-// Not rounded: so near zero a ReLU falls to the other side, and a gradient could not be told from a slightly wrong one.
-using Factor = float;
+// Not rounded: with rounding, a ReLU near zero may switch, and a wrong gradient could not be told from a correct one.
+using Operand = float;
 struct Pair {
   float of[2];
 };
-struct Right {
+struct OperandB {
   Pair at[2];
 };
 inline Pair to_pair(float first, float second) {
-  if (std::abs(first) > 65504 || std::abs(second) > 65504) std::abort();  // a half float would be infinite
+  if (std::abs(first) > 65504 || std::abs(second) > 65504) std::abort();  // infinite as float16
   return {{first, second}};
 }
 
-inline void fetch_far(const void*) {}
-// At once, too early for whom still reads what was there, or late, after whoever does not wait: as the seed is even or
-// odd.
+inline void prefetch_l2(const void*) {}
+// Copies at once (even seed), which breaks code that still reads the old data, or late (odd seed), which breaks code
+// that does not wait.
 template <typename T>
-void copy_ahead(T* to, const T* from) {
-  constexpr int kCount = std::is_same_v<T, Factor> ? 8 : 1;
+void copy_async(T* to, const T* from) {
+  constexpr int kCount = std::is_same_v<T, Operand> ? 8 : 1;
   const auto copy = [=] { std::copy(from, from + kCount, to); };
   if (!emulator::late) return copy();
   emulator::current->copies.emplace_back(copy);
 }
-inline void await_copies() {
+inline void wait_copies() {
   for (const auto& copy : emulator::current->copies) copy();
   emulator::current->copies.clear();
 }
 
-// Rows of tiles, as the lanes say where they are.
+// The row addresses of all lanes.
 inline const float* const* shown(const float* row) {
   static const float* rows[32];
   const auto board = emulator::board();
@@ -238,13 +239,13 @@ inline void load_rows(Pair (&to)[4], const float* row) {
   for (int i = 0; i < 4; ++i) to[i] = {{rows[8 * i + g][2 * t], rows[8 * i + g][2 * t + 1]}};
 }
 template <int kTiles>
-inline void load_turned(Pair (&to)[kTiles], const float* row) {
+inline void load_transposed(Pair (&to)[kTiles], const float* row) {
   const auto rows = shown(row);
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   for (int i = 0; i < kTiles; ++i) to[i] = {{rows[8 * i + 2 * t][g], rows[8 * i + 2 * t + 1][g]}};
 }
 
-inline void add_product(float (&sum)[4], const Pair (&a)[4], const Right& b) {
+inline void add_product(float (&sum)[4], const Pair (&a)[4], const OperandB& b) {
   const auto board = emulator::board();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int i = 0; i < 8; ++i) board[lane][i] = a[i / 2].of[i % 2];

@@ -2,31 +2,32 @@
 
 #include "kinship/kin_step.cuh"
 
-// `kin_step_` of csrc/kinship on a CPU: the same kernels, block after block.
+// `kin_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh, block after block.
 
 using namespace secureafl;
 
-template <int kWide>
-static void run(const Kin& r, unsigned seed) {
+template <int kVector>
+static void run(const KinRound& r, unsigned seed) {
   const auto plan = cuda::KinPlan::of(r.n, r.d);
-  const int64_t warps = plan.groups * plan.chunks, columns = 32 * kWide, each = cuda::kSumThreads / 32;
+  const int64_t warps = plan.groups * plan.chunks, columns = 32 * kVector, each = cuda::kSumThreads / 32;
   std::vector<double> parts(r.sums() * plan.chunks, std::nan(""));
   std::vector<int32_t> rows(r.n);
   std::vector<float> weights(r.n);
   Choice choice;
   emulator::launch((warps + each - 1) / each, cuda::kSumThreads, 0, seed,
-                   [&] { cuda::kin_sums_kernel<kWide>(r, plan, parts.data()); });
+                   [&] { cuda::kin_sums_kernel<kVector>(r, plan, parts.data()); });
   emulator::launch(1, cuda::BlockTeam::kSize, cuda::choose_bytes(r) / sizeof(float), seed, [&] {
     cuda::kin_choose_kernel(r, plan.chunks, parts.data(), &choice, rows.data(), weights.data());
   });
   emulator::launch((r.d + columns - 1) / columns, cuda::kStepThreads, 0, seed,
-                   [&] { cuda::kin_step_kernel<kWide>(r, &choice); });
+                   [&] { cuda::kin_step_kernel<kVector>(r, &choice); });
 }
 
-// Tensors and numbers in the order of the op's arguments; models as the present row and the next one, then the results.
+// Tensors and numbers in the order of the arguments of the op. models: the current row and the next one. Then the
+// results.
 extern "C" void kin_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
   const auto tensor = [&](auto*& field) { field = static_cast<std::remove_reference_t<decltype(field)>>(*at++); };
-  Kin r{};
+  KinRound r{};
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
   tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products), tensor(r.means), tensor(r.met);
   tensor(r.centre), tensor(r.rounds), tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts);

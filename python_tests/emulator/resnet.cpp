@@ -1,7 +1,7 @@
 #include "sim/resnet/backward.cuh"
 #include "sim/resnet/pack.cuh"
 
-// The ops of csrc/sim/resnet/resnet.cu on a CPU: the same kernels, block after block.
+// resnet_gradient and resnet_predict on a CPU: runs the kernels of csrc/sim/resnet, block after block.
 
 using namespace secureafl::cuda;
 

@@ -6,8 +6,8 @@ namespace secureafl::cuda {
 
 // Block: minibatch, a tile of da2 or of the gradients of fc1 or fc2.      dz3, dz4, a2, a3 -> da2, result
 static __global__ void __launch_bounds__(kThreads) fc_backward_kernel(Cnn net, int jobs) {
-  let_next_start();
-  wait_for_last();
+  pdl_trigger();
+  pdl_wait();
   const int64_t minibatch = blockIdx.x / jobs, first = minibatch * net.batch;
   int job = blockIdx.x % jobs;
   float* result = net.result + minibatch * net.size;
@@ -64,7 +64,7 @@ __device__ inline void conv1_gradient(const Cnn& net, int64_t image, int first, 
   }
   load_image(net, image, x);
   __syncthreads();
-  wait_for_last();
+  pdl_wait();
   for (int i = threadIdx.x; i < net.features; i += kThreads) {
     const uint8_t from = net.from2[image * net.features + i];
     if (from == kDead) continue;
@@ -127,7 +127,7 @@ __device__ inline void conv2_gradient(const Cnn& net, int job, float* shared) {
   float* d = a1 + (kConv1 + 1) * plane;                     // (kGroupW, windows)
   int* at = reinterpret_cast<int*>(d + kGroupW * windows);  // (kGroupW, windows): where the window's maximum begins
   for (int i = threadIdx.x; i < plane; i += kThreads) a1[kConv1 * plane + i] = 1;
-  wait_for_last();
+  pdl_wait();
   const float* own = a1 + min(lane, kConv1) * plane;
   float sum[kTaps] = {};
   for (int b = chunk * kChunk; b < min(chunk * kChunk + kChunk, net.batch); ++b) {
@@ -168,7 +168,7 @@ __device__ inline void conv2_gradient(const Cnn& net, int job, float* shared) {
 
 static __global__ void __launch_bounds__(kThreads) conv_backward_kernel(Cnn net) {
   extern __shared__ float4 shared[];
-  let_next_start();
+  pdl_trigger();
   float* memory = reinterpret_cast<float*>(shared);
   const unsigned longer = net.images * kGroups1;  // those that take longer come first
   if (blockIdx.x < longer) {
@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(kThreads) conv_backward_kernel(Cnn net)
 
 // Block: minibatch, kThreads parameters of the convolutions.      dconv1, dconv2 -> result
 static __global__ void __launch_bounds__(kThreads) sum_kernel(Cnn net) {
-  wait_for_last();
+  pdl_wait();
   const int count = net.conv2 + kConv2Size, blocks = (count + kThreads - 1) / kThreads;
   const int64_t minibatch = blockIdx.x / blocks;
   const int i = blockIdx.x % blocks * kThreads + threadIdx.x;

@@ -57,14 +57,14 @@ inline int64_t backward_bytes(const Cnn& net) {
 inline void launch_cnn(const Launcher& launch, const Cnn& net) {
   const int64_t k = net.minibatches;
   launch(conv1_kernel, net.images * kGroups1, kConvThreads, conv1_bytes(net), net);
-  launch.early(conv2_kernel, net.images * kGroups2, kConvThreads, conv2_bytes(net), net);
-  launch.early(fc1_kernel, k * net.splits * tiles(net.batch) * tiles(net.hidden), kThreads, kTileBytes, net);
-  launch.early(head_kernel, net.images, kThreads, 4 * (net.hidden + 2 * net.classes), net);
+  launch.launch_pdl(conv2_kernel, net.images * kGroups2, kConvThreads, conv2_bytes(net), net);
+  launch.launch_pdl(fc1_kernel, k * net.splits * tiles(net.batch) * tiles(net.hidden), kThreads, kTileBytes, net);
+  launch.launch_pdl(head_kernel, net.images, kThreads, 4 * (net.hidden + 2 * net.classes), net);
   const int jobs = fc_backward_jobs(net);
-  launch.early(fc_backward_kernel, k * jobs, kThreads, kTileBytes, net, jobs);
-  launch.early(conv_backward_kernel, net.images * kGroups1 + k * net.chunks * kGroupsW, kThreads, backward_bytes(net),
-               net);
-  launch.early(sum_kernel, k * ((net.fc1 + kThreads - 1) / kThreads), kThreads, 0, net);
+  launch.launch_pdl(fc_backward_kernel, k * jobs, kThreads, kTileBytes, net, jobs);
+  launch.launch_pdl(conv_backward_kernel, net.images * kGroups1 + k * net.chunks * kGroupsW, kThreads,
+                    backward_bytes(net), net);
+  launch.launch_pdl(sum_kernel, k * ((net.fc1 + kThreads - 1) / kThreads), kThreads, 0, net);
 }
 
 }  // namespace cuda
@@ -88,9 +88,9 @@ Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int6
                                      static_cast<int>(classes));
   check.shape("vector", vector, "(d,)", {net.size});
   const cuda::Launcher launch(vector.get_device_index());
-  if (cuda::backward_bytes(net) > launch.most_shared()) {
-    refuse(op, "x must hold images whose gradients fit into ", launch.most_shared(), " bytes of shared memory, got ",
-           cuda::backward_bytes(net));
+  if (cuda::backward_bytes(net) > launch.max_shared_bytes()) {
+    refuse(op, "x must hold images whose gradients fit into ", launch.max_shared_bytes(),
+           " bytes of shared memory, got ", cuda::backward_bytes(net));
   }
 
   const Tensor parameters = dense(vector), images = dense(x), labels = dense(y);

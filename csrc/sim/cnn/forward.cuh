@@ -59,7 +59,7 @@ __device__ inline void load_image(const Cnn& net, int64_t image, float* pixels) 
 // Block: image, channels.      x -> a1, from1
 static __global__ void __launch_bounds__(kConvThreads) conv1_kernel(Cnn net) {
   extern __shared__ float4 shared[];
-  let_next_start();
+  pdl_trigger();
   const int64_t image = blockIdx.x / kGroups1;
   const int first = blockIdx.x % kGroups1 * kGroup1, windows = net.h1 * net.w1, taps = net.channels * kTaps;
   float* weights = reinterpret_cast<float*>(shared);           // (kGroup1, channels, kSpread)
@@ -93,14 +93,14 @@ static __global__ void __launch_bounds__(kConvThreads) conv1_kernel(Cnn net) {
 // Block: image, channels.      a1 -> a2, from2
 static __global__ void __launch_bounds__(kConvThreads) conv2_kernel(Cnn net) {
   extern __shared__ float4 shared[];
-  let_next_start();
+  pdl_trigger();
   const int64_t image = blockIdx.x / kGroups2;
   const int first = blockIdx.x % kGroups2 * kGroup2, windows = net.h2 * net.w2, plane = net.h1 * kRow;
   const int here = min(kGroup2, kConv2 - first);
   float* weights = reinterpret_cast<float*>(shared);    // (kGroup2, kConv1, kSpread)
   float* input = weights + kGroup2 * kConv1 * kSpread;  // (kConv1, h1, kRow)
   spread_weights(net.vector + net.conv2 + first * kConv1 * kTaps, here * kConv1 * kTaps, weights);
-  wait_for_last();
+  pdl_wait();
   const float4* from = reinterpret_cast<const float4*>(net.a1 + image * kConv1 * plane);
 #pragma unroll 6
   for (int i = threadIdx.x; i < kConv1 * plane / 4; i += kConvThreads) reinterpret_cast<float4*>(input)[i] = from[i];
@@ -122,8 +122,8 @@ static __global__ void __launch_bounds__(kConvThreads) conv2_kernel(Cnn net) {
 
 // Block: minibatch, split of the features, tile of (batch, hidden).      a2 -> z3
 static __global__ void __launch_bounds__(kThreads) fc1_kernel(Cnn net) {
-  let_next_start();
-  wait_for_last();
+  pdl_trigger();
+  pdl_wait();
   const int across = tiles(net.hidden), each = tiles(net.batch) * across, jobs = net.splits * each;
   const int64_t minibatch = blockIdx.x / jobs, first = minibatch * net.batch;
   const int split = blockIdx.x % jobs / each, tile = blockIdx.x % each, begin = split * kSplit;
@@ -141,8 +141,8 @@ static __global__ void __launch_bounds__(kThreads) fc1_kernel(Cnn net) {
 // Block: image.      z3 -> a3, logits, softmax -> dz4, dz3
 static __global__ void __launch_bounds__(kThreads) head_kernel(Cnn net) {
   extern __shared__ float4 shared[];
-  let_next_start();
-  wait_for_last();
+  pdl_trigger();
+  pdl_wait();
   const int64_t image = blockIdx.x;
   const int lane = threadIdx.x % 32;
   float* a3 = reinterpret_cast<float*>(shared);  // (hidden)

@@ -22,9 +22,9 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
     sums[j][e % 2][0] += dy[i][j][e];
     sums[j][e % 2][1] += dy[i][j][e] * normal[i][j][e];
     dy[i][j][e] *= norms(j, e).gamma * norms(j, e).scale;
-    most = larger(most, bits_of(dy[i][j][e]));
+    most = max_bits(most, bits_of(dy[i][j][e]));
   });
-  most = most_of_warp(most);
+  most = warp_max(most);
   if (threadIdx.x % 32 == 0) image.at.most[threadIdx.x / 32] = most;
   const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
   const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
@@ -41,15 +41,16 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
     image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
   }
   const float2 part = parts[threadIdx.x % kDown];
-  const Two of_dy = both(sum_lanes<kDown>(part.x) / kCount);    // means of dy gamma
-  const Two of_both = both(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
+  const PerGroup of_dy = exchange_groups(sum_lanes<kDown>(part.x) / kCount);  // means of dy gamma
+  const PerGroup of_both =
+      exchange_groups(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
   for_tiles<C>(
       [&](int i, int j, int e) { dy[i][j][e] -= norms(j, e).scale * (of_dy.of[j] + normal[i][j][e] * of_both.of[j]); });
   // A mean is no larger than the largest, nor is the other, whose factor has at most 91 deviations: 2^9 times 93 at
   // most.
-  const float lift = lift_of(most_of_warp(image.at.most[threadIdx.x % kSixteen])) / 64;
-  store_plane<C>(dy, lift, image.at.dz);
-  return lift;
+  const float prescale = prescale_for(warp_max(image.at.most[threadIdx.x % kWarps])) / 64;
+  store_plane<C>(dy, prescale, image.at.dz);
+  return prescale;
 }
 
 // Where that lies which the convolution `conv` convolved: a block's input, or the first convolution's output.
@@ -66,83 +67,84 @@ __device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& 
       input[i][j][e] = relu(norm.output(norm.normal(input[i][j][e])));
     });
   }
-  store_plane<In>(input, image.at.lift[conv], image.at.x);
-  return open_of<In>(input);
+  store_plane<In>(input, image.at.prescale[conv], image.at.x);
+  return relu_mask_of<In>(input);
 }
 
 // The gradient of a convolution's weights, once the planes x and dz are there, and its weights.
 template <int In, int C>
-__device__ inline void weights_backward(const Image& image, int conv, float lift_dz) {
-  await_copies();
+__device__ inline void weights_backward(const Image& image, int conv, float dz_prescale) {
+  wait_copies();
   __syncthreads();
-  weight_products<In, C>(image.at, inverse(image.at.lift[conv] * lift_dz), image.part + image.net.packed[conv]);
+  weight_products<In, C>(image.at, inverse(image.at.prescale[conv] * dz_prescale), image.part + image.net.packed[conv]);
 }
 
 // The gradient of its input, spread where the levels differ, which is added to dx.
 template <int In, int C>
-__device__ inline void input_backward(const Image& image, int conv, float lift_dz, Tiles<In>& dx) {
-  const float lift = lift_dz * image.at.lift_weights[conv];
-  scale<In>(dx, lift);
+__device__ inline void input_backward(const Image& image, int conv, float dz_prescale, Tiles<In>& dx) {
+  const float prescale = dz_prescale * image.at.weight_prescale[conv];
+  scale<In>(dx, prescale);
   convolve_back<In, C>(image.at, dx);
-  scale<In>(dx, inverse(lift));
+  scale<In>(dx, inverse(prescale));
 }
 
 // The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
 // first convolution, which comes from elsewhere, and its lift. open: where the ReLU lets through that made the level's
 // output -> its input. Everything is asked for some time before it is needed.
 template <int C>
-__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& open) {
+__device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& relu_mask) {
   constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
   Tiles<C> z, input;
   load_tiles<C>(image.memory + image.net.z[last], z);
 #pragma unroll 1
   for (int conv = last;; --conv) {
-    pass<C>(open, dy);
-    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.past(conv));
-    const float lift = norm_backward<C>(image, conv, z, dy, [&] {
+    apply_relu_mask<C>(relu_mask, dy);
+    if (conv % 2 == 0 && conv > 0) store_tiles<C, false>(dy, image.shortcut(conv));
+    const float prescale = norm_backward<C>(image, conv, z, dy, [&] {
       if (conv > 0) fetch_weights(image, conv, true);
       if (conv == first) return;
       if constexpr (kRoom) {
         load_tiles<C>(input_of(image, conv), input);
       } else {
-        copy_tiles<C>(input_of(image, conv), image.at.many);
+        copy_tiles<C>(input_of(image, conv), image.at.weights_64);
       }
     });
-    if (conv == first) return lift;
+    if (conv == first) return prescale;
     const auto begin = [&] {  // the sums that become dy
       for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
-      if (conv % 2) load_tiles<C>(image.past(conv), dy);
+      if (conv % 2) load_tiles<C>(image.shortcut(conv), dy);
     };
     if (kRoom) begin();
-    if (conv > 1) expect(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
-    if (conv % 2) expect(image.memory + image.net.z[conv - 1], C);
-    if (!kRoom) take_copied<C>(image.at.many, input);
-    open = store_input<C>(image, conv, input);
-    weights_backward<C, C>(image, conv, lift);
+    if (conv > 1) prefetch_tiles(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
+    if (conv % 2) prefetch_tiles(image.memory + image.net.z[conv - 1], C);
+    if (!kRoom) finish_copy<C>(image.at.weights_64, input);
+    relu_mask = store_input<C>(image, conv, input);
+    weights_backward<C, C>(image, conv, prescale);
     if (!kRoom) begin();
     load_tiles<C>(image.memory + image.net.z[conv - 1], z);
-    input_backward<C, C>(image, conv, lift, dy);
+    input_backward<C, C>(image, conv, prescale, dy);
   }
 }
 
 // The first convolution of a level, which comes from the one before: dx, the gradient of its input. Ends with the plane
 // dz free for that level.
 template <int In, int C>
-__device__ inline void halving_backward(const Image& image, int conv, float lift, Tiles<In>& dx, uint32_t& open) {
-  const float* past = image.past(conv);
-  float* other = image.past(conv - 1);
+__device__ inline void halving_backward(const Image& image, int conv, float prescale, Tiles<In>& dx,
+                                        uint32_t& relu_mask) {
+  const float* shortcut = image.shortcut(conv);
+  float* other = image.shortcut(conv - 1);
   load_tiles<In>(input_of(image, conv), dx);
-  expect(input_of(image, conv - 1), In);
-  expect(image.memory + image.net.z[conv - 1], In);
-  open = store_input<In>(image, conv, dx);
+  prefetch_tiles(input_of(image, conv - 1), In);
+  prefetch_tiles(image.memory + image.net.z[conv - 1], In);
+  relu_mask = store_input<In>(image, conv, dx);
   clear_frame<In>(image.at.x);
-  weights_backward<In, C>(image, conv, lift);
+  weights_backward<In, C>(image, conv, prescale);
   for_tiles<In>([&](int i, int j, int e) { dx[i][j][e] = 0; });
-  input_backward<In, C>(image, conv, lift, dx);
+  input_backward<In, C>(image, conv, prescale, dx);
   for_pairs<In, true>([&](int i, int j, int row, int pixel, int channel) {
     const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
     if (y % 2 || x % 2) return;
-    const float* at = past + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
+    const float* at = shortcut + Level<C>::place_of(y / 2 * Level<C>::kSide + x / 2, channel + (C - In) / 2);
     dx[i][j][2 * row] += at[0], dx[i][j][2 * row + 1] += at[1];
   });
   store_tiles<In, true>(dx, other);
@@ -192,16 +194,16 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   Tiles<64> d64;
   Tiles<32> d32;
   Tiles<16> d16;
-  uint32_t open = take_outputs(image);
+  uint32_t relu_mask = compute_outputs(image);
   head_backward(image, i, d64);
   clear_plane<64>(at.dz);
-  float lift = level_backward<64>(image, 13, 18, d64, open);
-  halving_backward<32, 64>(image, 13, lift, d32, open);
-  lift = level_backward<32>(image, 7, 12, d32, open);
-  halving_backward<16, 32>(image, 7, lift, d16, open);
-  lift = level_backward<16>(image, 0, 6, d16, open);
+  float prescale = level_backward<64>(image, 13, 18, d64, relu_mask);
+  halving_backward<32, 64>(image, 13, prescale, d32, relu_mask);
+  prescale = level_backward<32>(image, 7, 12, d32, relu_mask);
+  halving_backward<16, 32>(image, 7, prescale, d16, relu_mask);
+  prescale = level_backward<16>(image, 0, 6, d16, relu_mask);
   load_image(image);
-  weights_backward<16, 16>(image, 0, lift);
+  weights_backward<16, 16>(image, 0, prescale);
 }
 
 // Where a number of an image's gradient belongs in a vector; -1: nowhere.

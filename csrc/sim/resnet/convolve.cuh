@@ -13,14 +13,14 @@ __device__ inline int own_column() { return threadIdx.x % 32 / 16 * 8; }
 // sum += rows of a plane times one tap's weights.
 //   rows: where this lane's rows of each tile begin; `off` to the tap
 //   packed: this tap's (K / 16, n / 8, 32) at this warp's first tile and lane
-template <int K, int kTall>
-__device__ inline void add_tap(const Factor* plane, const int (&rows)[kTall], int off, const Right* packed, int next,
-                               float (&sum)[kTall][2][4]) {
+template <int K, int kTilesPerWarp>
+__device__ inline void add_tap(const Operand* plane, const int (&rows)[kTilesPerWarp], int off, const OperandB* packed,
+                               int next, float (&sum)[kTilesPerWarp][2][4]) {
 #pragma unroll
   for (int k = 0; k < K; k += 16) {
-    const Right b[2] = {packed[k / 16 * next], packed[k / 16 * next + 32]};
+    const OperandB b[2] = {packed[k / 16 * next], packed[k / 16 * next + 32]};
 #pragma unroll
-    for (int i = 0; i < kTall; ++i) {
+    for (int i = 0; i < kTilesPerWarp; ++i) {
       Pair a[4];
       load_rows(a, plane + rows[i] + off + k);
       add_product(sum[i][0], a, b[0]);
@@ -32,26 +32,26 @@ __device__ inline void add_tap(const Factor* plane, const int (&rows)[kTall], in
 // sum += all nine taps of tiles that lie one below the other: the taps of a column read mostly the same rows.
 //   corner: where this lane's row of the first tile's first tap begins; `line` from a line of the plane to the next
 //   packed: (9, K / 16, n / 8, 32) at this warp's first tile and lane; back: the last tap first
-template <int K, bool kBack, int kTall>
-__device__ inline void add_columns(const Factor* corner, int line, const Right* packed, int next,
-                                   float (&sum)[kTall][2][4]) {
+template <int K, bool kBack, int kTilesPerWarp>
+__device__ inline void add_columns(const Operand* corner, int line, const OperandB* packed, int next,
+                                   float (&sum)[kTilesPerWarp][2][4]) {
 #pragma unroll 1
   for (int x = 0; x < 3; ++x) {
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
-      Right b[3][2];
+      OperandB b[3][2];
 #pragma unroll
       for (int y = 0; y < 3; ++y) {
         const int tap = kBack ? 8 - 3 * y - x : 3 * y + x;
         b[y][0] = packed[(tap * (K / 16) + k / 16) * next], b[y][1] = packed[(tap * (K / 16) + k / 16) * next + 32];
       }
 #pragma unroll
-      for (int row = 0; row < kTall + 2; ++row) {
+      for (int row = 0; row < kTilesPerWarp + 2; ++row) {
         Pair a[4];
         load_rows(a, corner + row * line + x * pitch(K) + k);
 #pragma unroll
         for (int y = 0; y < 3; ++y) {
-          if (row < y || row - y >= kTall) continue;
+          if (row < y || row - y >= kTilesPerWarp) continue;
           add_product(sum[row - y][0], a, b[y][0]);
           add_product(sum[row - y][1], a, b[y][1]);
         }
@@ -63,12 +63,12 @@ __device__ inline void add_columns(const Factor* corner, int line, const Right* 
 // The same of the smallest level, where each warp would read many weights for its one tile: here four warps work on the
 // same quarter of the output, a quarter of the channels each, and add up in what this level leaves of the planes.
 template <bool kBack>
-__device__ inline void add_quarters(Shared& at, Tiles<64>& to) {
+__device__ inline void add_split_channels(Shared& at, Tiles<64>& to) {
   constexpr int kSide = Level<64>::kSide, kWidth = kSide + 2;
-  static_assert((kPlane - Level<64>::kFactors) * sizeof(Factor) >= 2 * 64 * 64 * sizeof(float), "two in each plane");
+  static_assert((kPlane - Level<64>::kOperands) * sizeof(Operand) >= 2 * 64 * 64 * sizeof(float), "two in each plane");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tile of pixels, of channels
-  const Factor* corner[2];
+  const Operand* corner[2];
   float sum[2][4][4] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -76,10 +76,10 @@ __device__ inline void add_quarters(Shared& at, Tiles<64>& to) {
     const int place = (pixel / kSide * kWidth + pixel % kSide) * pitch(64) + part * 16 + own_column();
     corner[i] = (kBack ? at.dz : at.x) + place;
   }
-  const Right* packed = reinterpret_cast<const Right*>(at.many) + (part * 8 + right) * 32 + lane;
+  const OperandB* packed = reinterpret_cast<const OperandB*>(at.weights_64) + (part * 8 + right) * 32 + lane;
 #pragma unroll 3
   for (int tap = 0; tap < 9; ++tap) {
-    Right b[4];
+    OperandB b[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) b[j] = packed[((kBack ? 8 - tap : tap) * 4 * 8 + j) * 32];
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ inline void add_quarters(Shared& at, Tiles<64>& to) {
     }
   }
   const auto parts = [&](int k) {  // (4 tiles of pixels, 8 of channels, 32)
-    return reinterpret_cast<float4*>((k / 2 ? at.dz : at.x) + Level<64>::kFactors) + k % 2 * 4 * 8 * 32;
+    return reinterpret_cast<float4*>((k / 2 ? at.dz : at.x) + Level<64>::kOperands) + k % 2 * 4 * 8 * 32;
   };
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -108,8 +108,8 @@ __device__ inline void add_quarters(Shared& at, Tiles<64>& to) {
 }
 
 template <int C>
-__device__ inline const Right* own_weights(const Factor* packed) {
-  return reinterpret_cast<const Right*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
+__device__ inline const OperandB* own_weights(const Operand* packed) {
+  return reinterpret_cast<const OperandB*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
 }
 
 // z += the 3 x 3 convolution of the plane x (In channels) with the weights, over every second pixel where that is of a
@@ -119,15 +119,15 @@ __device__ inline void convolve(Shared& at, Tiles<C>& z) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
   constexpr int kNext = C / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<false>(at, z);
+    add_split_channels<false>(at, z);
   } else {
-    int rows[Level<C>::kTall];  // of the first taps
+    int rows[Level<C>::kTilesPerWarp];  // of the first taps
 #pragma unroll
-    for (int i = 0; i < Level<C>::kTall; ++i) {
+    for (int i = 0; i < Level<C>::kTilesPerWarp; ++i) {
       const int pixel = Level<C>::template pixel<false>(i, own_row());
       rows[i] = (pixel / kSide * kStep * kWidth + pixel % kSide * kStep) * pitch(In) + own_column();
     }
-    const Right* weights = own_weights<C>(at.weights(C));
+    const OperandB* weights = own_weights<C>(at.weights(C));
     if constexpr (kStep == 1) {
       add_columns<In, false>(at.x + rows[0], kWidth * pitch(In), weights, kNext, z);
     } else {
@@ -145,21 +145,21 @@ template <int In, int C>
 __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
   constexpr int kWidth = Level<C>::kSide + 2, kNext = In / 8 * 32;
   if constexpr (In == 64) {
-    add_quarters<true>(at, dx);
+    add_split_channels<true>(at, dx);
   } else if constexpr (In == C) {
     const int pixel = Level<C>::template pixel<false>(0, own_row());
     const int corner = (pixel / Level<C>::kSide * kWidth + pixel % Level<C>::kSide) * pitch(C) + own_column();
     add_columns<C, true>(at.dz + corner, kWidth * pitch(C), own_weights<In>(at.weights(C)), kNext, dx);
   } else {
-    int rows[Level<In>::kTall], odd_y = 0, odd_x = 0;
+    int rows[Level<In>::kTilesPerWarp], odd_y = 0, odd_x = 0;
 #pragma unroll
-    for (int i = 0; i < Level<In>::kTall; ++i) {
+    for (int i = 0; i < Level<In>::kTilesPerWarp; ++i) {
       const int pixel = Level<In>::template pixel<true>(i, own_row());
       const int y = pixel / Level<In>::kSide, x = pixel % Level<In>::kSide;
       odd_y = y % 2, odd_x = x % 2;
       rows[i] = ((y / 2 + 1) * kWidth + x / 2 + 1) * pitch(C) + own_column();
     }
-    const Right* weights = own_weights<In>(at.weights(C));
+    const OperandB* weights = own_weights<In>(at.weights(C));
 #pragma unroll 1
     for (int tap = 0; tap < 9; ++tap, weights += C / 16 * kNext) {
       const int y = odd_y - (tap / 3 - 1), x = odd_x - (tap % 3 - 1);
@@ -175,33 +175,33 @@ __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
 template <int In, int C>
 __device__ inline void weight_products(Shared& at, float down, float* to) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
-  constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kSixteen ? kSixteen / kPairs : 1;
+  constexpr int kPairs = C / 16 * (In / 8), kParts = kPairs < kWarps ? kWarps / kPairs : 1;
   constexpr int kLines = Level<C>::kPixels / kParts / 8, kSize = C * In * 9;  // of a strip
-  static_assert(C == 64 ? kParts == 1 : kParts * kSize == kTogether, "parts are not where weights are");
+  static_assert(C == 64 ? kParts == 1 : kParts * kSize == kPartialSums, "parts are not where weights are");
   static_assert(kLines % 2 == 0 && kSide % kLines == 0, "whole strips");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = lane / 8, column = lane % 8;
-  float* parts = reinterpret_cast<float*>(at.many);
+  float* parts = reinterpret_cast<float*>(at.weights_64);
   const int part = kParts > 1 ? warp / kPairs : 0, left = part % (kSide / 8) * 8, top = part / (kSide / 8) * kLines;
 #pragma unroll 1
-  for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kSixteen) {
+  for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kWarps) {
     const int o = pair / (In / 8) * 16, i = pair % (In / 8) * 8;
     // Where this lane's row begins in tiles of outputs, two lines of two groups; of inputs, two lines of two columns,
     // and of a third: lines that a tap of those two sees.
-    const Factor* own = at.dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
-    const Factor* corner = at.x + ((top + tile % 2) * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
-    const auto see = [&](int line, Right(&taps)[3]) {
+    const Operand* own = at.dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
+    const Operand* corner = at.x + ((top + tile % 2) * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
+    const auto see = [&](int line, OperandB(&taps)[3]) {
       Pair two[4], third[2];
-      load_turned(two, corner + (line * kWidth + tile / 2) * pitch(In));
-      load_turned(third, corner + (line * kWidth + 2) * pitch(In));
+      load_transposed(two, corner + (line * kWidth + tile / 2) * pitch(In));
+      load_transposed(third, corner + (line * kWidth + 2) * pitch(In));
       taps[0] = {two[0], two[1]}, taps[1] = {two[2], two[3]}, taps[2] = {third[0], third[1]};
     };
     float sum[9][4] = {};
-    Right seen[3][3];
+    OperandB seen[3][3];
     if (kStep == 1) see(0, seen[2]);
 #pragma unroll 4
     for (int y = 0; y < kLines; y += 2, own += 2 * (kSide + 2) * pitch(C)) {
       Pair a[4];
-      load_turned(a, own);
+      load_transposed(a, own);
 #pragma unroll
       for (int k = 0; k < 3; ++k) {
         if (kStep == 2) see(y * kStep + k, seen[k]);

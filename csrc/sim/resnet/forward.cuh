@@ -9,14 +9,14 @@ namespace secureafl::cuda {
 // What goes past a block and is added to its output: the input, of level P; where that is larger, every second pixel of
 // it, with zeros for new channels, half of them on each side.
 template <int P, int C>
-__device__ inline void load_past(const float* past, Tiles<C>& to) {
+__device__ inline void load_shortcut(const float* shortcut, Tiles<C>& to) {
   if constexpr (P == C) {
-    load_tiles<C>(past, to);
+    load_tiles<C>(shortcut, to);
   } else {
     for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
       const int from = channel - (C - P) / 2, y = pixel / Level<C>::kSide * 2, x = pixel % Level<C>::kSide * 2;
       const bool there = from >= 0 && from < P;  // both of the two, for P is even
-      const float* at = past + (there ? Level<P>::place_of(y * Level<P>::kSide + x, from) : 0);
+      const float* at = shortcut + (there ? Level<P>::place_of(y * Level<P>::kSide + x, from) : 0);
       to[i][j][2 * row] = there ? at[0] : 0, to[i][j][2 * row + 1] = there ? at[1] : 0;
     });
   }
@@ -27,62 +27,63 @@ __device__ inline void load_past(const float* past, Tiles<C>& to) {
 template <int In, int C, bool kKeep>
 __device__ inline void forward(const Image& image, int conv) {
   const bool ends = conv % 2 == 0;
-  Tiles<C> z = {}, past = {};
+  Tiles<C> z = {}, shortcut = {};
   Norms<C> norms(image, conv);
   convolve<In, C>(image.at, z);
-  scale<C>(z, inverse(image.at.lift[conv] * image.at.lift_weights[conv]));
+  scale<C>(z, inverse(image.at.prescale[conv] * image.at.weight_prescale[conv]));
   if (In == C && ends && conv > 0) {
     const float* from = image.memory + image.net.a[conv / 2 - 1];
     if (C > 16 && inputs_of(conv - 1) != C) {
-      load_past<(C > 16 ? C / 2 : C), C>(from, past);
+      load_shortcut<(C > 16 ? C / 2 : C), C>(from, shortcut);
     } else {
-      load_past<C, C>(from, past);
+      load_shortcut<C, C>(from, shortcut);
     }
   }
   if (kKeep) store_tiles<C, false>(z, image.memory + image.net.z[conv]);
-  take_moments<C>(image, conv, z, norms);
+  compute_moments<C>(image, conv, z, norms);
   if (conv + 1 < kConvs) fetch_weights(image, conv + 1, false);  // all have read this one's
   if (In != C) clear_plane<C>(image.at.x);                       // a frame of another size
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
-    z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + past[i][j][e]);
+    z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + shortcut[i][j][e]);
   });
-  store_plane<C>(z, image.at.lift[conv + 1], image.at.x);
+  store_plane<C>(z, image.at.prescale[conv + 1], image.at.x);
   if (ends) store_tiles<C, false>(z, image.memory + image.net.a[conv / 2]);
-  await_copies();
+  wait_copies();
   __syncthreads();
 }
 
 // How far each plane is lifted: the image by what it holds, the others by what no output can exceed.
-__device__ inline void take_lifts(const Image& image) {
+__device__ inline void compute_prescales(const Image& image) {
   const int lane = threadIdx.x % 32;
   uint32_t most = 0;
-  for (int i = threadIdx.x; i < image.net.channels * 1024; i += kThreads) most = larger(most, bits_of(image.pixels[i]));
-  most = most_of_warp(most);
+  for (int i = threadIdx.x; i < image.net.channels * 1024; i += kThreads)
+    most = max_bits(most, bits_of(image.pixels[i]));
+  most = warp_max(most);
   if (lane == 0) image.at.most[threadIdx.x / 32] = most;
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  most = most_of_warp(image.at.most[lane % kSixteen]);
-  if (lane < kConvs) image.at.lift_weights[lane] = image.net.measures[lane];
+  most = warp_max(image.at.most[lane % kWarps]);
+  if (lane < kConvs) image.at.weight_prescale[lane] = image.net.measures[lane];
   if (lane > 0) return;
   const float* bounds = image.net.measures + kConvs;
-  image.at.lift[0] = lift_of(most);
+  image.at.prescale[0] = prescale_for(most);
   float block = 0;  // all that has been added up
   for (int conv = 0; conv < kConvs; ++conv) {
     if (conv % 2 == 0) block += bounds[conv];
-    image.at.lift[conv + 1] = lift_of(conv % 2 == 0 ? block : bounds[conv]);
+    image.at.prescale[conv + 1] = prescale_for(conv % 2 == 0 ? block : bounds[conv]);
   }
 }
 
 // The image as the plane x.
 __device__ inline void load_image(const Image& image) {
-  const float lift = image.at.lift[0];
+  const float prescale = image.at.prescale[0];
   for (int i = threadIdx.x; i < kFramed * kFramed * 8; i += kThreads) {
     const int c = i % 8 * 2, y = i / 8 / kFramed - 1, x = i / 8 % kFramed - 1;
     const bool inside = y >= 0 && y < 32 && x >= 0 && x < 32;
     const float* at = image.pixels + (c * 32 + y) * 32 + x;
-    const float first = inside && c < image.net.channels ? at[0] * lift : 0;
-    const float second = inside && c + 1 < image.net.channels ? at[1024] * lift : 0;
+    const float first = inside && c < image.net.channels ? at[0] * prescale : 0;
+    const float second = inside && c + 1 < image.net.channels ? at[1024] * prescale : 0;
     reinterpret_cast<Pair*>(image.at.x + i / 8 * pitch(16))[i % 8] = to_pair(first, second);
   }
 }
@@ -91,10 +92,10 @@ __device__ inline void load_image(const Image& image) {
 template <bool kKeep>
 __device__ inline void forward_all(const Image& image) {
   fetch_weights(image, 0, false);
-  take_lifts(image);
+  compute_prescales(image);
   __syncthreads();
   load_image(image);
-  await_copies();
+  wait_copies();
   __syncthreads();
   // Loops: the code of each is long, and read from far away when it is new.
 #pragma unroll 1
@@ -111,7 +112,7 @@ __device__ inline void forward_all(const Image& image) {
 __device__ inline int outputs_of(const Resnet& net) { return net.classes ? net.classes : 1; }
 // The last layer: means over the pixels -> at.features, what the net says -> at.logits; and where the last block's ReLU
 // lets through.
-__device__ inline uint32_t take_outputs(const Image& image) {
+__device__ inline uint32_t compute_outputs(const Image& image) {
   const int outputs = outputs_of(image.net);
   Tiles<64> out;
   float sums[2][2][2] = {};
@@ -129,7 +130,7 @@ __device__ inline uint32_t take_outputs(const Image& image) {
     logits[k] = sum;
   }
   __syncthreads();
-  return open_of<64>(out);
+  return relu_mask_of<64>(out);
 }
 
 // Block: an image.      what the net says of it -> result (images, outputs)
@@ -139,7 +140,7 @@ static __global__ void __launch_bounds__(kThreads, 1) predict_kernel(Resnet net)
   const int outputs = outputs_of(net);
   const Image image{net, at, net.x + i * net.channels * 1024, net.scratch + i * net.memory, nullptr};
   forward_all<false>(image);
-  take_outputs(image);
+  compute_outputs(image);
   for (int k = threadIdx.x; k < outputs; k += kThreads) net.result[i * outputs + k] = at.logits[k];
 }
 

@@ -10,7 +10,7 @@
 
 namespace secureafl::cuda {
 
-constexpr int kBlocks = 9, kMostClasses = 256;
+constexpr int kBlocks = 9, kMaxClasses = 256;
 
 struct Resnet {
   int batch, channels, classes;
@@ -28,7 +28,7 @@ struct Resnet {
   const int64_t* label;  // (images) of a classification
   const float* target;   // (images) of a regression: classes 0, mean squared error
   float* measures;       // (2, kConvs): lifts of the weights, and what no output of a norm exceeds
-  Factor* packs_at;      // (2, packs): the weights as a warp loads them, forward and backward
+  Operand* packs_at;     // (2, packs): the weights as a warp loads them, forward and backward
   float* scratch;        // (images, memory)
   float* parts;          // (images, part): gradients; of convolutions where `packed` says, of norms, of the head
   float* result;         // (images / batch, size): mean gradients; or (images, outputs): what the net says
@@ -70,7 +70,7 @@ struct Image {
   float* memory;        // (net.memory)
   float* part;          // (net.part)
 
-  __device__ const Factor* packed(int conv, bool back) const {
+  __device__ const Operand* packed(int conv, bool back) const {
     return net.packs_at + (back ? net.packs : 0) + net.packed[conv];
   }
   __device__ int gamma(int conv) const {
@@ -79,17 +79,17 @@ struct Image {
   }
   __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }
   // The gradient that goes past a convolution's block; by turns: others may still read the last block's.
-  __device__ float* past(int conv) const { return memory + net.held + (conv + 1) / 2 % 2 * kLargest; }
+  __device__ float* shortcut(int conv) const { return memory + net.held + (conv + 1) / 2 % 2 * kLargest; }
   // Where gradients go: (C) of a norm's weight, then of its bias; of the last layer.
   __device__ float* norm_part(int conv) const { return part + net.packs + net.norm[conv]; }
   __device__ float* head_part() const { return part + net.packs + net.norms; }
 };
 
-// A convolution's weights, on their way to where they are read: they are there after await_copies and a barrier.
+// A convolution's weights, on their way to where they are read: they are there after wait_copies and a barrier.
 __device__ inline void fetch_weights(const Image& image, int conv, bool back) {
-  Factor* to = image.at.weights(channels_of(conv));
-  const Factor* from = image.packed(conv, back);
-  for (int i = threadIdx.x * 8; i < weights_of(conv); i += kThreads * 8) copy_ahead(to + i, from + i);
+  Operand* to = image.at.weights(channels_of(conv));
+  const Operand* from = image.packed(conv, back);
+  for (int i = threadIdx.x * 8; i < weights_of(conv); i += kThreads * 8) copy_async(to + i, from + i);
 }
 
 }  // namespace secureafl::cuda

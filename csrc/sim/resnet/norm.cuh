@@ -48,15 +48,15 @@ __device__ inline float relu(float value) { return value <= 0 ? 0 : value; }
 // The moments of a convolution's output, which the block holds in its tiles: each warp's mean, then its squares around
 // that, then all warps' together, each as many numbers (Chan et al. 1979).
 template <int C>
-__device__ inline void take_moments(const Image& image, int conv, const Tiles<C>& z, Norms<C>& norms) {
+__device__ inline void compute_moments(const Image& image, int conv, const Tiles<C>& z, Norms<C>& norms) {
   constexpr int kDown = Level<C>::kDown;
-  constexpr float kOwn = Level<C>::kTall * 128, kCount = kOwn * kDown;
+  constexpr float kOwn = Level<C>::kTilesPerWarp * 128, kCount = kOwn * kDown;
   const bool upper = threadIdx.x & 16;
   float2* parts = image.at.groups + Level<C>::group(upper) * kDown;
   float sum[2] = {}, square[2] = {};
   for_tiles<C>([&](int i, int j, int e) { sum[j] += z[i][j][e]; });
   const float own = sum_warp(sum[0], sum[1]) / kOwn;
-  const Two mean = both(own);
+  const PerGroup mean = exchange_groups(own);
   for_tiles<C>([&](int i, int j, int e) {
     const float off = z[i][j][e] - mean.of[j];
     square[j] += off * off;
@@ -70,7 +70,7 @@ __device__ inline void take_moments(const Image& image, int conv, const Tiles<C>
   if (Level<C>::down() == 0 && threadIdx.x % 16 == 0) {
     image.at.moments[conv * 8 + Level<C>::group(upper)] = make_float2(middle, scale);
   }
-  const Two middles = both(middle), scales = both(scale);
+  const PerGroup middles = exchange_groups(middle), scales = exchange_groups(scale);
 #pragma unroll
   for (int j = 0; j < 2; ++j) norms.set(j, make_float2(middles.of[j], scales.of[j]));
 }

@@ -8,21 +8,21 @@
 namespace secureafl {
 
 static_assert(sizeof(cuda::Shared) == 194336, "secureafl_ext/sim/models.py asks the GPU for as much");
-constexpr int64_t kAtATime = 1024;  // images: 2.5 GB of memory
+constexpr int64_t kMaxImages = 1024;  // images: 2.5 GB of memory
 
 namespace {
 
 // The net without its pointers, for images of that many channels.
 cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector, const cuda::Launcher& launch,
                        int64_t batch, int64_t channels, int64_t classes) {
-  check.within("classes must lie in", classes, 0, cuda::kMostClasses);
+  check.within("classes must lie in", classes, 0, cuda::kMaxClasses);
   check.within("x must hold a number of channels C in", channels, 1, 8);
   const cuda::Resnet net =
       cuda::shape_of_resnet(static_cast<int>(batch), static_cast<int>(channels), static_cast<int>(classes));
   check.shape("vector", vector, "(d,)", {net.size});
-  if (static_cast<int64_t>(sizeof(cuda::Shared)) > launch.most_shared()) {
+  if (static_cast<int64_t>(sizeof(cuda::Shared)) > launch.max_shared_bytes()) {
     refuse(op, "vector must be on a GPU that gives a block ", static_cast<int64_t>(sizeof(cuda::Shared)),
-           " bytes of shared memory, got ", launch.most_shared());
+           " bytes of shared memory, got ", launch.max_shared_bytes());
   }
   return net;
 }
@@ -58,12 +58,12 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   check.typed("y", y, classes ? ScalarType::Long : ScalarType::Float, "(k, B)", {x.size(0), x.size(1)});
   const int64_t k = x.size(0), batch = x.size(1), channels = x.size(2);
   check.within("x must hold a number of minibatches k in", k, 0, 65536);
-  check.within("x must hold a number of images B in", batch, 1, kAtATime);
+  check.within("x must hold a number of images B in", batch, 1, kMaxImages);
   const cuda::Launcher launch(vector.get_device_index());
   cuda::Resnet net = resnet_of(op, check, vector, launch, batch, channels, classes);
 
   const Tensor images = dense(x), labels = dense(y);
-  const int64_t at_a_time = kAtATime / batch, most = k < at_a_time ? k : at_a_time;
+  const int64_t max_minibatches = kMaxImages / batch, most = k < max_minibatches ? k : max_minibatches;
   const Tensor result = allocate(vector, ScalarType::Float, {k, net.size});
   const Ready ready = make_ready(net, vector, launch, most * batch, net.memory + net.part);
   net.parts = net.scratch + most * batch * net.memory;
@@ -90,7 +90,7 @@ Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
   cuda::Resnet net = resnet_of(op, check, vector, launch, 1, channels, classes);
 
   const Tensor images = dense(x);
-  const int64_t outputs = classes ? classes : 1, most = count < kAtATime ? count : kAtATime;
+  const int64_t outputs = classes ? classes : 1, most = count < kMaxImages ? count : kMaxImages;
   const Tensor result = allocate(vector, ScalarType::Float, {count, outputs});
   const Ready ready = make_ready(net, vector, launch, most, net.memory);
   for (int64_t first = 0; first < count; first += most) {

@@ -7,39 +7,39 @@
 //
 // A plane lies in shared memory, pixel by pixel, with a frame of zeros, so that all nine taps of a pixel are there;
 // from pixel to pixel it is eight factors more than there are channels, which keeps the rows of a tile in different
-// banks. What a convolution gives stays in registers: a warp has kTall x 2 tiles of 16 pixels and 8 channels, one below
-// the other where a row has 16 pixels. Eight channels are also a group of the norm.
+// banks. What a convolution gives stays in registers: a warp has kTilesPerWarp x 2 tiles of 16 pixels and 8 channels,
+// one below the other where a row has 16 pixels. Eight channels are also a group of the norm.
 
 namespace secureafl::cuda {
 
-constexpr int kThreads = 512, kSixteen = kThreads / 32, kConvs = 19;
+constexpr int kThreads = 512, kWarps = kThreads / 32, kConvs = 19;
 constexpr int kFramed = 34, kLargest = 32 * 32 * 16;  // a framed side; numbers of an output
 constexpr int kPlane = kFramed * kFramed * 24;        // factors of the largest plane
-constexpr int kTogether = 18432;                      // numbers of all warps' parts of a weight gradient
+constexpr int kPartialSums = 18432;                   // numbers of all warps' parts of a weight gradient
 
 __device__ constexpr int pitch(int channels) { return channels + 8; }
 
 // The largest of numbers that are not negative, as bits; NaN is the largest of all.
 __device__ inline uint32_t bits_of(float value) { return __float_as_uint(fabsf(value)); }
-__device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-__device__ inline uint32_t most_of_warp(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+__device__ inline uint32_t max_bits(uint32_t a, uint32_t b) { return a > b ? a : b; }
+__device__ inline uint32_t warp_max(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
 
 // The power of two that brings numbers with this largest one below 2^15, half the range of a factor, and that one above
 // 2^14. 1 where it is infinite or NaN: so is then what becomes of it. None so far from 1 that two of them could not be
 // multiplied.
-__device__ inline float lift_of(uint32_t most) {
+__device__ inline float prescale_for(uint32_t most) {
   const int exponent = 268 - static_cast<int>(most >> 23);
   return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 73 ? 73 : exponent > 187 ? 187 : exponent) << 23);
 }
-__device__ inline float lift_of(float most) { return lift_of(bits_of(most)); }
+__device__ inline float prescale_for(float most) { return prescale_for(bits_of(most)); }
 __device__ inline float inverse(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
 template <int C>
 struct Level {
   static constexpr int kSide = 512 / C, kPixels = kSide * kSide;
-  static constexpr int kAcross = C / 16, kDown = kSixteen / kAcross;  // warps over channels, over pixels
-  static constexpr int kTall = kPixels / 16 / kDown;                  // tiles of pixels of a warp
-  static constexpr int kFactors = (kSide + 2) * (kSide + 2) * pitch(C);
+  static constexpr int kAcross = C / 16, kDown = kWarps / kAcross;  // warps over channels, over pixels
+  static constexpr int kTilesPerWarp = kPixels / 16 / kDown;        // tiles of pixels of a warp
+  static constexpr int kOperands = (kSide + 2) * (kSide + 2) * pitch(C);
 
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static int down() { return warp() / kAcross; }
@@ -53,54 +53,55 @@ struct Level {
   template <bool kSpread>
   __device__ static int pixel(int i, int row) {
     constexpr int kHalf = kSide / 2;
-    if (!kSpread) return (down() / kAbreast * kTall + i) * kAbreast * 16 + down() % kAbreast * 16 + row;
-    const int tile = down() * kTall + i;
+    if (!kSpread) return (down() / kAbreast * kTilesPerWarp + i) * kAbreast * 16 + down() % kAbreast * 16 + row;
+    const int tile = down() * kTilesPerWarp + i;
     const int within = tile % (kPixels / 64) * 16 + row, lattice = tile / (kPixels / 64);
     return (within / kHalf * 2 + lattice / 2) * kSide + within % kHalf * 2 + lattice % 2;
   }
-  // In global memory numbers lie as the lanes hold them in tiles that are not spread: (warps, kTall, 2, 32, 4).
+  // In global memory numbers lie as the lanes hold them in tiles that are not spread: (warps, kTilesPerWarp, 2, 32, 4).
   __device__ static int own_place(int i, int j) {
-    return (((warp() * kTall + i) * 2 + j) * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
+    return (((warp() * kTilesPerWarp + i) * 2 + j) * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
   }
   // The same of any pixel and even channel, the next one lies behind.
   __device__ static int place_of(int pixel, int channel) {
     const int strip = pixel / (kAbreast * 16), row = pixel % 16;
-    const int owner = (strip / kTall * kAbreast + pixel % (kAbreast * 16) / 16) * kAcross + channel / 16;
-    const int tile = (owner * kTall + strip % kTall) * 2 + channel / 8 % 2;
+    const int owner = (strip / kTilesPerWarp * kAbreast + pixel % (kAbreast * 16) / 16) * kAcross + channel / 16;
+    const int tile = (owner * kTilesPerWarp + strip % kTilesPerWarp) * 2 + channel / 8 % 2;
     return (tile * 32 + row % 8 * 4 + channel % 8 / 2) * 4 + row / 8 * 2;
   }
 };
 
 struct Shared {
-  Factor x[kPlane];                // what is convolved
-  Factor dz[kPlane];               // gradient of a convolution's output
-  Factor many[9 * 64 * 64];        // the smallest level's weights; elsewhere kTogether floats, see weight_products
-  Factor few[9 * 16 * 16];         // the largest level's
-  float2 groups[kSixteen * 2];     // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kSixteen * 16];  // two sums over each warp's pixels: (kDown, C)
-  uint32_t most[kSixteen];         // of each warp's numbers
-  float lift[kConvs + 1];          // of the plane that a convolution reads
-  float lift_weights[kConvs];
+  Operand x[kPlane];                // what is convolved
+  Operand dz[kPlane];               // gradient of a convolution's output
+  Operand weights_64[9 * 64 * 64];  // the smallest level's weights; elsewhere kPartialSums floats, see weight_products
+  Operand weights_16[9 * 16 * 16];  // the largest level's
+  float2 groups[kWarps * 2];        // two numbers of each warp's groups: (C / 8, kDown)
+  float2 channels[kWarps * 16];     // two sums over each warp's pixels: (kDown, C)
+  uint32_t most[kWarps];            // of each warp's numbers
+  float prescale[kConvs + 1];       // of the plane that a convolution reads
+  float weight_prescale[kConvs];
   float2 moments[kConvs * 8];  // mean and 1 / deviation of each convolution's groups
   float features[64];
   float logits[256];
 
   // The weights of a convolution of that level; the middle one leaves room behind its plane.
-  __device__ Factor* weights(int channels) {
-    return channels == 64 ? many : channels == 32 ? dz + Level<32>::kFactors : few;
+  __device__ Operand* weights(int channels) {
+    return channels == 64 ? weights_64 : channels == 32 ? dz + Level<32>::kOperands : weights_16;
   }
 };
-static_assert(sizeof(Shared::many) >= kTogether * sizeof(float) && kTogether >= kLargest, "room for all parts");
-static_assert(kPlane - Level<32>::kFactors >= 9 * 32 * 32 && Level<32>::kFactors % 8 == 0, "room for weights");
+static_assert(sizeof(Shared::weights_64) >= kPartialSums * sizeof(float) && kPartialSums >= kLargest,
+              "room for all parts");
+static_assert(kPlane - Level<32>::kOperands >= 9 * 32 * 32 && Level<32>::kOperands % 8 == 0, "room for weights");
 
 template <int C>
-using Tiles = float[Level<C>::kTall][2][4];
+using Tiles = float[Level<C>::kTilesPerWarp][2][4];
 
 // what(i, j, e) for every number of this lane
 template <int C, typename What>
 __device__ inline void for_tiles(const What& what) {
 #pragma unroll
-  for (int i = 0; i < Level<C>::kTall * 8; ++i) what(i / 8, i / 4 % 2, i % 4);
+  for (int i = 0; i < Level<C>::kTilesPerWarp * 8; ++i) what(i / 8, i / 4 % 2, i % 4);
 }
 
 // what(i, j, row, pixel, channel) for every two neighbouring channels of this lane: numbers 2 row and 2 row + 1
@@ -108,7 +109,7 @@ template <int C, bool kSpread, typename What>
 __device__ inline void for_pairs(const What& what) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-  for (int i = 0; i < Level<C>::kTall; ++i) {
+  for (int i = 0; i < Level<C>::kTilesPerWarp; ++i) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const int pixel = Level<C>::template pixel<kSpread>(i, g + 8 * row);
@@ -122,20 +123,20 @@ __device__ inline void for_pairs(const What& what) {
 template <int C, typename What>
 __device__ inline void for_own(const What& what) {
 #pragma unroll
-  for (int i = 0; i < Level<C>::kTall * 2; ++i) what(i / 2, i % 2);
+  for (int i = 0; i < Level<C>::kTilesPerWarp * 2; ++i) what(i / 2, i % 2);
 }
 
 // Which of these numbers a ReLU lets through, a bit each; as torch has it where there is NaN.
 template <int C>
-__device__ inline uint32_t open_of(const Tiles<C>& tiles) {
-  uint32_t open = 0;
-  for_tiles<C>([&](int i, int j, int e) { open |= (tiles[i][j][e] <= 0 ? 0u : 1u) << (i * 8 + j * 4 + e); });
-  return open;
+__device__ inline uint32_t relu_mask_of(const Tiles<C>& tiles) {
+  uint32_t relu_mask = 0;
+  for_tiles<C>([&](int i, int j, int e) { relu_mask |= (tiles[i][j][e] <= 0 ? 0u : 1u) << (i * 8 + j * 4 + e); });
+  return relu_mask;
 }
 template <int C>
-__device__ inline void pass(uint32_t open, Tiles<C>& gradient) {
+__device__ inline void apply_relu_mask(uint32_t relu_mask, Tiles<C>& gradient) {
   for_tiles<C>([&](int i, int j, int e) {
-    if (!(open >> (i * 8 + j * 4 + e) & 1)) gradient[i][j][e] = 0;
+    if (!(relu_mask >> (i * 8 + j * 4 + e) & 1)) gradient[i][j][e] = 0;
   });
 }
 
@@ -168,16 +169,16 @@ __device__ inline void scale(Tiles<C>& tiles, float by) {
 }
 // Lifted and rounded, as factors.
 template <int C>
-__device__ inline void store_plane(const Tiles<C>& from, float lift, Factor* plane) {
+__device__ inline void store_plane(const Tiles<C>& from, float prescale, Operand* plane) {
   for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
     *reinterpret_cast<Pair*>(plane + Level<C>::place(pixel) + channel) =
-        to_pair(from[i][j][2 * row] * lift, from[i][j][2 * row + 1] * lift);
+        to_pair(from[i][j][2 * row] * prescale, from[i][j][2 * row + 1] * prescale);
   });
 }
 
 // Its frame, all but the pixels.
 template <int C>
-__device__ inline void clear_frame(Factor* plane) {
+__device__ inline void clear_frame(Operand* plane) {
   constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2, kPairs = C / 2;
   for (int i = threadIdx.x; i < 4 * (kSide + 1) * kPairs; i += kThreads) {
     const int k = i / kPairs % (kSide + 1), side = i / kPairs / (kSide + 1);  // each side up to its next corner
@@ -187,23 +188,23 @@ __device__ inline void clear_frame(Factor* plane) {
   }
 }
 template <int C>
-__device__ inline void clear_plane(Factor* plane) {
+__device__ inline void clear_plane(Operand* plane) {
   Pair* pairs = reinterpret_cast<Pair*>(plane);
-  for (int i = threadIdx.x; i < Level<C>::kFactors / 2; i += kThreads) pairs[i] = to_pair(0, 0);
+  for (int i = threadIdx.x; i < Level<C>::kOperands / 2; i += kThreads) pairs[i] = to_pair(0, 0);
   __syncthreads();
 }
 
-// Tiles that are not spread, by way of memory that no other thread touches meanwhile, (2 kTall, kThreads).
+// Tiles that are not spread, by way of memory that no other thread touches meanwhile, (2 kTilesPerWarp, kThreads).
 template <int C>
-__device__ inline void copy_tiles(const float* from, Factor* by) {
+__device__ inline void copy_tiles(const float* from, Operand* by) {
   for_own<C>([&](int i, int j) {
-    copy_ahead(reinterpret_cast<float4*>(by) + (i * 2 + j) * kThreads + threadIdx.x,
+    copy_async(reinterpret_cast<float4*>(by) + (i * 2 + j) * kThreads + threadIdx.x,
                reinterpret_cast<const float4*>(from + Level<C>::own_place(i, j)));
   });
 }
 template <int C>
-__device__ inline void take_copied(const Factor* by, Tiles<C>& to) {
-  await_copies();
+__device__ inline void finish_copy(const Operand* by, Tiles<C>& to) {
+  wait_copies();
   for_own<C>([&](int i, int j) {
     const float4 four = reinterpret_cast<const float4*>(by)[(i * 2 + j) * kThreads + threadIdx.x];
     to[i][j][0] = four.x, to[i][j][1] = four.y, to[i][j][2] = four.z, to[i][j][3] = four.w;
@@ -211,16 +212,16 @@ __device__ inline void take_copied(const Factor* by, Tiles<C>& to) {
 }
 
 // Tiles of a level are to be loaded soon.
-__device__ inline void expect(const float* tiles, int channels) {
+__device__ inline void prefetch_tiles(const float* tiles, int channels) {
   constexpr int kLine = 32;
-  if (threadIdx.x * channels < kLargest / kLine * 16) fetch_far(tiles + threadIdx.x * kLine);
+  if (threadIdx.x * channels < kLargest / kLine * 16) prefetch_l2(tiles + threadIdx.x * kLine);
 }
 
 // A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
-struct Two {
+struct PerGroup {
   float of[2];
 };
-__device__ inline Two both(float own) {
+__device__ inline PerGroup exchange_groups(float own) {
   const float other = __shfl_xor_sync(0xffffffffu, own, 16);
   const bool upper = threadIdx.x & 16;
   return {{upper ? other : own, upper ? own : other}};

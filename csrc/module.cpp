@@ -3,12 +3,12 @@
 #include "round/round.h"
 #include "round/tiles.h"
 
-// Importing this module is what registers the ops; it binds none of them. It sees no header of torch: torch ships
-// a pybind11 of its own, which refuses to be used beside the stable ABI.
+// Importing this module registers the ops; it binds none of them. It includes no torch header: torch ships its own
+// pybind11, which cannot be used together with the stable ABI.
 
 namespace {
 
-// What the compiler was allowed to use: plain loops become these vectors.
+// The instruction set that the compiler was allowed to use.
 const char* simd() {
 #if defined(__AVX512F__)
   return "avx512";
@@ -44,12 +44,12 @@ pybind11::dict build_info() {
   return info;
 }
 
-// Coordinates per tile of the history that `step_` wants, for so many clients and pairs.
+// Coordinates per tile of the history of `step_`.
 int64_t tile_columns(bool cuda, int64_t clients, int64_t memory) {
   return cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns;
 }
 
-// How many sums a pass makes that ranks add up, for so many clients and pairs.
+// Number of sums of a pass, which the ranks add up.
 int64_t pass_sums(int64_t clients, int64_t memory) { return secureafl::PassSums{clients, memory}.count(); }
 
 }  // namespace

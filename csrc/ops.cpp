@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-// What a round has to do with, whole or in part.
+// Arguments of `step_` and `apply_`.
 #define SECUREAFL_ROUND                                                                                           \
   "Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "               \
   "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
@@ -8,15 +8,20 @@
   "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, "        \
   "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all, bool hold"
 
-// The schemas, each once. Kernels register themselves for their device at the foot of cpu/*.cpp and cuda/*.cu;
-// fake kernels and docstrings are in secureafl_ext/ops.py.
+// All schemas of the namespace secureafl. The comment above a schema names the file of its kernel; ops_cpu.cpp and
+// ops_cuda.cu of the same folder register the kernels. Fake kernels and docstrings: secureafl_ext/ops.py.
 STABLE_TORCH_LIBRARY(secureafl, m) {
+  // rules/median.cuh, rules/columns_cpu.h
   m.def("median(Tensor updates, Tensor? mask=None) -> Tensor");
+  // rules/trimmed_mean.cuh, rules/columns_cpu.h
   m.def("trimmed_mean(Tensor updates, int trim, Tensor? mask=None) -> Tensor");
+  // lipschitz/lipschitz.cuh
   m.def("lipschitz(Tensor update, Tensor last_update, Tensor model, Tensor last_model) -> Tensor");
+  // lbfgs/products.cuh, lbfgs/estimate.cuh
   m.def(
       "estimate(Tensor model, Tensor last_updates, Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, "
       "float trust=1.0) -> Tensor");
+  // lbfgs/products.cuh, then the rule over lbfgs/aggregate.h: rules/columns.cuh
   m.def(
       "aggregate(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
@@ -25,16 +30,20 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "aggregate_status(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
+  // round/judge.cuh, round/pass.cuh, round/renew.cuh; round/step_cpu.h
   m.def("step_(" SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
+  // round/sharded.cu
   m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
   m.def("apply_(Tensor sums, Tensor(p!) verdict, Tensor(q!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def(
       "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
       "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
+  // round/renew.cuh
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");
+  // kinship/kin_step.cuh, kinship/kin_step_cpu.h
   m.def(
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "

@@ -360,7 +360,7 @@ def test_a_client_that_there_is_not_is_refused_by_the_op():
         with pytest.raises(RuntimeError, match=rf"step_: client must lie in 0..3, got {client}"):
             server.enqueue(torch.tensor([client]), torch.ones(30), torch.zeros(30))
     with pytest.raises(
-        RuntimeError, match="step_: trained_on must have memory of its own, got some of the next row of models"
+        RuntimeError, match="step_: trained_on must not overlap another argument, got memory of the next row of models"
     ):
         server.enqueue(torch.tensor([1]), torch.ones(30), server.models[1])
     assert server.version == 0 and not server.seen.any()

@@ -327,8 +327,8 @@ REFUSALS = {
     "centre": (torch.zeros(3, dtype=F64), "centre must have shape (n,) = (4,), got (3,)"),
     "rounds": (torch.zeros(1, dtype=torch.int64), "rounds must have shape (), got (1,)"),
     "counts": (torch.zeros(4, dtype=torch.int64), "counts must have shape (5,) = (5,), got (4,)"),
-    "next_row": (0, "next_row must be a row that nothing is read from, got 0"),
-    "now_row": (6, "rows must lie in 0..5, got 6"),
+    "next_row": (0, "next_row must differ from now_row, got 0"),
+    "now_row": (6, "now_row must lie in 0..5, got 6"),
 }
 
 

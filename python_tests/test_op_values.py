@@ -62,8 +62,8 @@ OUTSIDE = {
     "two lists": ("seen_factors", lambda q: q[:2].contiguous(), r"seen_factors must have shape \(1, room\)"),
     "flat factors": ("seen_factors", lambda q: q.flatten(), r"seen_factors must have shape \(lists, room\)"),
     "recorded of others": ("recorded", lambda r: r[:1].contiguous(), r"recorded must have shape \(lists,\)"),
-    "now_row 99": ("now_row", 99, "rows must lie in 0..11, got 99"),
-    "next_row -1": ("next_row", -1, "rows must lie in 0..11, got -1"),
+    "now_row 99": ("now_row", 99, "now_row must lie in 0..11, got 99"),
+    "next_row -1": ("next_row", -1, "next_row must lie in 0..11, got -1"),
     "odd planes": ("slots", lambda s: s[:, :5].contiguous(), "slots must hold 1 to 16 pairs"),
     "no planes": ("slots", lambda s: s[:, :0].contiguous(), "slots must hold 1 to 16 pairs"),
 }
@@ -123,7 +123,7 @@ def test_renew_refuses_or_survives_any_verdict(byte, device):
         torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
         torch.cuda.synchronize()
         return
-    with pytest.raises(RuntimeError, match="renew_: verdict must be of a client in 0 to 4"):
+    with pytest.raises(RuntimeError, match="renew_: the client of verdict must lie in 0 to 4"):
         torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
 
 

@@ -11,18 +11,18 @@
 
 #include "common/tensors.h"
 
-// Argument checks that both devices call: where the dispatcher lands, so that torch.ops cannot slip past.
-// Every refusal reads "secureafl::op: argument must .., got ..".
+// Argument checks of all ops. They run in the kernels that the dispatcher calls, so a call through torch.ops is checked
+// too. Every error text reads "secureafl::op: argument must .., got ..".
 
-// The library of the simulator's ops sets a namespace of its own (CMakeLists.txt).
+// The library of the simulator sets another namespace (CMakeLists.txt).
 #ifndef SECUREAFL_OP_NAMESPACE
 #define SECUREAFL_OP_NAMESPACE "secureafl"
 #endif
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Plain strings, no streams: a stream looks its formats up in a locale, which goes wrong where a compiler links
-// libstdc++ into this module while torch brings its own (seen with one such gcc).
+// No streams: a stream looks up its formats in a locale. This fails if the compiler links libstdc++ into this module
+// while torch brings its own (seen with one gcc).
 inline std::string text(const std::string& part) { return part; }
 inline std::string text(int64_t number) { return std::to_string(number); }
 inline std::string text(double number) {
@@ -75,7 +75,7 @@ inline std::string device_of(const Tensor& tensor) {
   return "another kind of device";
 }
 
-// Memory that a call reads or writes, from `begin` up to `end`.
+// Memory that a call reads or writes: [begin, end).
 struct Span {
   const char* name;
   uintptr_t begin, end;
@@ -87,7 +87,7 @@ inline Span span_of(const char* name, const Tensor& tensor, bool written) {
   return {name, begin, begin + static_cast<uintptr_t>(tensor.numel() * tensor.element_size()), written};
 }
 
-// The arguments of one call, held against its first tensor's device and dtype.
+// Checks the arguments of one call. The first tensor sets the device and the dtype that the others must have.
 class Check {
  public:
   Check(const char* op, const char* name, const Tensor& lead, bool two_byte_types)
@@ -100,7 +100,7 @@ class Check {
     }
   }
 
-  // `meaning` names the dimensions: "(n, m, d)". A negative size is free.
+  // meaning: the names of the dimensions, such as "(n, m, d)". A negative size matches any size.
   void shape(const char* name, const Tensor& tensor, const char* meaning, const std::vector<int64_t>& sizes) const {
     bool fits = tensor.dim() == static_cast<int64_t>(sizes.size());
     bool known = !sizes.empty();
@@ -126,45 +126,45 @@ class Check {
     shape(name, tensor, meaning, sizes);
   }
 
-  // A tensor that is written to in place: no copy can stand in for it.
+  // A tensor that is written in place must be contiguous: a contiguous copy would lose the result.
   void state(const char* name, const Tensor& tensor, ScalarType type, const char* meaning,
              const std::vector<int64_t>& sizes) const {
     typed(name, tensor, type, meaning, sizes);
     if (!tensor.is_contiguous()) refuse(op_, name, " must be contiguous, got strides ", shape_text(strides_of(tensor)));
   }
 
-  // Memory that is read in pieces of so many bytes.
+  // For memory that is loaded in pieces of so many bytes.
   void aligned(const char* name, const Tensor& tensor, int64_t bytes) const {
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes);
     if (past != 0)
-      refuse(op_, name, " must begin at a multiple of ", bytes, " bytes, got one that begins ", past, " past");
+      refuse(op_, name, " must be aligned to ", bytes, " bytes, got an address ", past, " past a multiple");
   }
 
-  // What is written must not be read, or written, under another name.
+  // No two arguments may overlap if one of them is written.
   void no_overlap(const std::vector<Span>& spans) const {
     for (size_t i = 0; i < spans.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         const Span &a = spans[i], &b = spans[j];
         if ((a.written || b.written) && a.begin < b.end && b.begin < a.end) {
-          refuse(op_, a.name, " must have memory of its own, got some of ", b.name);
+          refuse(op_, a.name, " must not overlap another argument, got memory of ", b.name);
         }
       }
     }
   }
 
-  // `what` ends where the bounds follow: "classes must lie in".
+  // what: the text before the bounds, such as "classes must lie in".
   void within(const char* what, int64_t value, int64_t least, int64_t most) const {
     if (value < least || value > most) refuse(op_, what, " ", least, " to ", most, ", got ", value);
   }
 
-  // `what` says what the number must be: "lr must be finite".
+  // what: the condition, such as "lr must be finite".
   void number(const char* what, double value, bool fits) const {
     if (!fits) refuse(op_, what, ", got ", value);
   }
 
   void trim(int64_t trim, int64_t rows) const {
     if (trim < 0) refuse(op_, "trim must be 0 or more, got ", trim);
-    if (trim >= (rows + 1) / 2) {  // 2 * trim >= rows, but for the overflow
+    if (trim >= (rows + 1) / 2) {  // 2 * trim >= rows, without overflow
       refuse(op_, "trim must leave a row, 2 * trim < ", rows, ", got trim = ", trim);
     }
   }

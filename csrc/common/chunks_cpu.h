@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-// Sums over many tiles, in parts that do not depend on who works on them.
+// Sums over many tiles in fixed chunks. The chunks do not depend on the number of threads, so neither does the result.
 
 namespace secureafl::cpu {
 
-// How `size` things are cut: into at most 64 chunks of at least `least` each.
+// Cuts `size` items into at most 64 chunks of at least `least` items.
 struct Chunks {
   int64_t size, count;
 
@@ -17,7 +17,7 @@ struct Chunks {
   int64_t end(int64_t chunk) const { return begin(chunk + 1); }
 };
 
-// parts (chunks, count) -> their sums (count), in order.
+// Adds up parts (chunks, count) -> (count), in order.
 inline std::vector<double> sum_chunks(const std::vector<double>& parts, int64_t count) {
   std::vector<double> sums(static_cast<size_t>(count));
   for (auto part = parts.begin(); part != parts.end(); part += count) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-// torch declares this for CUDA builds only. Weak: a module with kernels must still load beside a CPU torch.
+// torch declares this for CUDA builds only. Weak: a module with kernels must also load with a CPU build of torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
 
 namespace secureafl::cuda {
@@ -21,8 +21,8 @@ inline void check(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string("secureafl: ") + what + ": " + cudaGetErrorString(error));
 }
 
-// Between a kernel and the next, if that was launched `early`: the next may begin what does not depend on this one;
-// it waits until this one is done and all that it wrote is there.
+// Programmatic dependent launch (PDL). pdl_trigger: the next kernel, if it was launched with launch_pdl, may start its
+// independent prologue. pdl_wait: waits until the previous kernel is complete and its writes are visible.
 __device__ inline void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -34,16 +34,16 @@ __device__ inline void pdl_wait() {
 #endif
 }
 
-// The memory that a block was launched with.
+// Dynamic shared memory of the block.
 template <typename T>
 __device__ inline T& shared_memory() {
   extern __shared__ float4 bytes[];
   return *reinterpret_cast<T*>(bytes);
 }
 
-// Prepares a kernel for a device, once: it may then use all of a block's shared memory. Set to what a single launch
-// needs, the limit would change under another thread's launch. Returns whether the kernel's code has PDL instructions:
-// code for an older GPU has none, also where a newer one compiles it from PTX.
+// Prepares a kernel for a device, once: allows it all of the shared memory of a block. A limit set per launch could
+// change during the launch of another thread. Returns true if the code of the kernel has PDL instructions. Code built
+// for an older GPU has none, even if a newer GPU compiles it from PTX.
 inline bool prepare_kernel(const void* kernel, int32_t device) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int32_t>, bool> prepared;
@@ -59,7 +59,8 @@ inline bool prepare_kernel(const void* kernel, int32_t device) {
   return prepared[{kernel, device}] = attributes.ptxVersion >= 90;
 }
 
-// Every launch goes through here: the tensors' device, torch's current stream, a check behind it. Nothing waits.
+// All launches go through this class: device of the tensors, current stream of torch, error check. Nothing waits for
+// the device.
 class Launcher {
  public:
   explicit Launcher(int32_t device) : guard_(device), device_(device) {
@@ -70,12 +71,12 @@ class Launcher {
     stream_ = static_cast<cudaStream_t>(stream);
   }
 
-  // Shared memory, in bytes, that one block may ask for on this device.
+  // Bytes of shared memory that one block may use on this device.
   int64_t max_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-  // Blocks that one multiprocessor can run at a time, as far as shared memory goes, but at most `most`.
+  // Number of blocks that fit on one multiprocessor at a time, limited by shared memory and by `most`.
   int64_t blocks_per_multiprocessor(int64_t shared_bytes, int64_t most) const {
-    constexpr int64_t kOwn = 1024;  // what the system takes of each block's
+    constexpr int64_t kOwn = 1024;  // reserved by the system in every block
     const int64_t fed = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (shared_bytes + kOwn);
     return fed < 1 ? 1 : fed < most ? fed : most;
   }
@@ -88,8 +89,8 @@ class Launcher {
     launch(false, kernel, blocks, threads, shared_bytes, args...);
   }
 
-  // The same for a kernel that calls pdl_wait: it may start as soon as the one before has called pdl_trigger in
-  // all its blocks, or left. GPUs that cannot do so start it behind the other, as always.
+  // Launches with PDL a kernel that calls pdl_wait. It may start once all blocks of the previous kernel have called
+  // pdl_trigger or exited. GPUs without PDL start it after the previous kernel, as usual.
   template <typename... Params, typename... Args>
   void launch_pdl(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
                   const Args&... args) const {

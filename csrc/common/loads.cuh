@@ -11,7 +11,7 @@ __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__half value) { return __half2float(value); }
 #endif
 
-// kColumns neighbouring values as floats, in one load.
+// Loads kColumns neighbouring values in one instruction and converts them to float.
 template <typename S, int kColumns>
 __device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
   struct alignas(sizeof(S) * kColumns) Piece {
@@ -22,7 +22,7 @@ __device__ inline void load_columns(const S* from, float (&out)[kColumns]) {
   for (int c = 0; c < kColumns; ++c) out[c] = to_float(piece.values[c]);
 }
 
-// The same from wherever a caller's tensor begins.
+// The same without alignment: tensors of the caller may begin anywhere.
 template <int kColumns>
 __device__ inline void load_unaligned(const float* from, float (&out)[kColumns]) {
 #pragma unroll

@@ -11,8 +11,8 @@ namespace cg = cooperative_groups;
 
 constexpr int kNormThreads = 256;
 
-// Sums over the block of kCount values of each thread, in every thread. A warp for each of them: short code, which
-// counts where a kernel runs through it once.
+// Block-wide sums of kCount values per thread; every thread gets the results. One warp adds up each sum: the code is
+// short, which matters in a kernel that runs it once.
 template <int kCount>
 __device__ inline void block_sums(double (&values)[kCount]) {
   static_assert(kCount <= kNormThreads / 32, "one warp for each sum");

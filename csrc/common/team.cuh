@@ -2,6 +2,7 @@
 
 namespace secureafl::cuda {
 
+// One warp, as a grid of 4 x 8 threads (see team.h).
 struct WarpTeam {
   static constexpr int kSize = 32, kDown = 4, kAcross = 8;
   __device__ int rank() const { return threadIdx.x; }

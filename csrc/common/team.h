@@ -4,7 +4,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Threads that work on one small matrix together, in a row or as a grid. On the host it is one; on the device a warp.
+// A team: threads that work together on one small matrix, numbered in a row (rank) or as a grid (down, across). This is
+// the team of one thread, for the host; team.cuh has a warp.
 struct Solo {
   static constexpr int kSize = 1, kDown = 1, kAcross = 1;
   SECUREAFL_FN int rank() const { return 0; }

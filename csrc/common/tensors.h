@@ -13,15 +13,15 @@
 
 #include "common/host_device.h"
 
-// From torch's tensors to the plain pointers that the arithmetic and the kernels speak of.
+// Conversions from torch tensors to the plain pointers that the arithmetic and the kernels use.
 
 namespace secureafl::SECUREAFL_KIND {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// A `str` argument of an op, which is freed. torch's own conversion to std::string leaks one at every call
-// (pytorch issue 191340), so ops take the handle itself.
+// Copies a `str` argument of an op and frees its handle. The conversion of torch to std::string leaks one string per
+// call (pytorch issue 191340), so ops take the handle itself.
 inline std::string take_string(StringHandle handle) {
   size_t length = 0;
   const char* letters = nullptr;
@@ -54,7 +54,7 @@ inline Tensor allocate(const Tensor& like, ScalarType dtype, const std::vector<i
 template <typename scalar_t>
 using compute_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
 
-// Calls f with a value of the C++ type that dtype names. The checks have refused all others.
+// Calls f with a value of the C++ type of dtype. The checks have rejected all other types.
 template <typename F>
 void dispatch_wide(ScalarType dtype, const F& f) {
   if (dtype == ScalarType::Double) return f(double());
@@ -67,7 +67,7 @@ void dispatch_any(ScalarType dtype, const F& f) {
   dispatch_wide(dtype, f);
 }
 
-// How many of a host tensor's bools are true.
+// Number of true values in a host tensor of bools.
 inline int64_t count_true(const Tensor& bools) {
   return std::count(data<bool>(bools), data<bool>(bools) + bools.numel(), true);
 }

@@ -14,7 +14,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Mean of the kept rows, none longer than `usual`: the rows with their weights, in their order, and the update's.
+// Weights of the mean of the kept rows, each clipped to the norm median_norm: rows and weights in the order of the
+// clients, and the weight of the update.
 template <typename Team>
 SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& table, double median_norm, Choice* out) {
   const int n = static_cast<int>(r.n), client = out->verdict.client;
@@ -42,14 +43,14 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
   }
 }
 
-// This thread's part of the tally.
+// Contribution of this thread to the tally of Q.
 template <typename Team>
 SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const ClientState& before, double factor,
                                  const Table& table) {
   if constexpr (Team::kSize == 1) {
     return tally_of(r, before, factor);
   } else {
-    FactorList* lists = reinterpret_cast<FactorList*>(table.values);  // (r.lists), at most n
+    FactorList* lists = reinterpret_cast<FactorList*>(table.values);  // (r.lists); r.lists <= n
     FactorWalk<Team, 4> walk(team, r, before);
     walk.fetch();
     Tally tally{0, weigh_lists(team, r, before, lists)};
@@ -64,15 +65,15 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const Clie
   }
 }
 
-// From the sums over d (r.sums()) to what is done with the update, and the state but for what is as long as d. The
-// products with clients that are not seen may be anything: they are taken anew before they are looked at.
+// From the sums over d (r.sums()) to the verdict, the choice, and the new state except tensors of length d. Products
+// with unseen clients may hold anything: they are recomputed before they are read.
 template <typename Team>
 SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, const Table& table, Choice* out) {
   const int n = static_cast<int>(r.n);
   const double* judged = sums + n;
   const ClientState before = client_state(r);
   const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
-  int64_t known_less_new = 0;  // of the others: 1 for each known client, -1 for each one on probation
+  int64_t known_less_new = 0;  // over the other clients: 1 for each known one, -1 for each one on probation
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (k != before.client && r.seen[k]) known_less_new += is_known(r, k) ? 1 : -1;
@@ -88,8 +89,9 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   team.sync();
 
   const Verdict v = out->verdict;
-  const double square = v.stored ? v.g_square : 0;      // what is not stored takes no part either, and may be NaN
-  const bool probation = table.shared_results[2] >= 0;  // once half are known, the others wait
+  const double square = v.stored ? v.g_square : 0;  // an update that is not stored takes no part and may be NaN
+  // If at least half of the clients are known, the others are left out.
+  const bool probation = table.shared_results[2] >= 0;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     const bool is_client = k == v.client, present = is_client ? v.received : r.seen[k];
@@ -99,7 +101,8 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
     table.flags[k] = takes_part ? Table::kTakesPart : 0;
-    table.values[k] = present ? table.norms[k] : INFINITY;  // with those on probation: quick attackers are known first
+    // The median norm includes clients on probation: fast attackers become known first.
+    table.values[k] = present ? table.norms[k] : INFINITY;
   }
   team.sync();
   const double median_norm = median_of(team, table.values, n, table.shared_results);
@@ -116,7 +119,8 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   }
   team.sync();
   select_clients(team, r, table, table.shared_results + 2);
-  weigh_rows(team, r, table, median_norm, out);  // of all, not of the kept: attackers may be most of these
+  // median_norm is that of all clients: attackers may be the majority of the kept ones.
+  weigh_rows(team, r, table, median_norm, out);
   if (v.steps) update_centre(team, r, table, table.shared_results + 8);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #ifdef SECUREAFL_EMULATED
-#include "block.h"  // as in tensor_core.cuh
+#include "block.h"  // python_tests/emulator
 #else
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
@@ -13,22 +13,24 @@
 #include "kinship/kinship.h"
 #include "round/judge.h"
 
-// The three kernels of math/kin.h. kVector: neighbouring floats of a row that a thread loads at once, 4 where the state
-// allows it. Where update and trained_on begin must not matter: it would change the order of the sums.
+// The three kernels of `kin_step_` (kinship.h). kVector: neighbouring floats that a thread loads at once, 4 if the
+// alignment of the state allows it. It must not depend on where update and trained_on begin: that would change the
+// order of the sums.
 
 namespace secureafl::cuda {
 
 namespace cg = cooperative_groups;
 
 constexpr int kSumThreads = 256, kStepThreads = 256;
-constexpr int kRowsPerWarp = 4;  // rows that a warp multiplies with the update at a time
+constexpr int kRowsPerWarp = 4;  // rows that a warp multiplies by the update at a time
 
-// How the sums are spread over warps: each takes one chunk of d of kRowsPerWarp rows, or of the judge's sums.
+// Distribution of the sums over warps: each warp processes one chunk of d of kRowsPerWarp rows, or of the sums of the
+// judge.
 struct KinPlan {
   int64_t groups, chunks, length;
 
   static KinPlan of(int64_t n, int64_t d) {
-    constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // warps in all, about; coordinates of each
+    constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // about this many warps; coordinates per warp
     const int64_t groups = (n + kRowsPerWarp - 1) / kRowsPerWarp + 1;
     const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > kLeast ? even : kLeast;
     const int64_t whole = (length + kStep - 1) / kStep * kStep;
@@ -40,14 +42,15 @@ __device__ inline double warp_sum(double sum) {
   return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), sum, cg::plus<double>());
 }
 
-// sums (kRowsPerWarp): the update with as many rows from `first` on, over this lane's share of start .. stop - 1
+// sums (kRowsPerWarp): the update times the rows from `first` on, over the coordinates of this lane in start .. stop -
+// 1
 template <int kVector>
 __device__ inline void add_products(const KinRound& r, int64_t first, int64_t start, int64_t stop,
                                     double (&sums)[kRowsPerWarp]) {
   const float* rows[kRowsPerWarp];
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int64_t k = first + i < r.n ? first + i : r.n - 1;  // once more, for nothing, where there is none left
+    const int64_t k = first + i < r.n ? first + i : r.n - 1;  // past n - 1: repeats the last row, unused
     rows[i] = r.last_updates + k * r.d;
   }
 #pragma unroll 2
@@ -65,7 +68,7 @@ __device__ inline void add_products(const KinRound& r, int64_t first, int64_t st
   }
 }
 
-// The same for what the judge needs.
+// The same for the sums of the judge.
 template <int kVector>
 __device__ inline void add_judged(const KinRound& r, int64_t start, int64_t stop, double (&sums)[kSums]) {
   const int64_t client = client_of(r);
@@ -81,7 +84,7 @@ __device__ inline void add_judged(const KinRound& r, int64_t start, int64_t stop
   }
 }
 
-// parts (r.sums(), chunks)
+// Kernel 1: sums over d.      parts (r.sums(), chunks)
 template <int kVector>
 __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, KinPlan plan, double* parts) {
   pdl_trigger();
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
   }
 }
 
-// A whole block; a warp stands for a row of it.
+// A team of a whole block; each warp is one row of the grid.
 struct BlockTeam {
   static constexpr int kSize = 1024, kDown = 32, kAcross = 32;
   __device__ int rank() const { return threadIdx.x; }
@@ -124,7 +127,7 @@ struct BlockTeam {
   }
 };
 
-// One block.      parts (r.sums(), chunks)   rows, weights (n)
+// Kernel 2, one block: choose.      parts (r.sums(), chunks)   rows, weights (n)
 static __global__ void __launch_bounds__(BlockTeam::kSize)
     kin_choose_kernel(KinRound r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
   __shared__ Choice choice;
@@ -153,14 +156,14 @@ inline int64_t choose_bytes(const KinRound& r) {
   return (r.sums() + Table::doubles(r.n)) * static_cast<int64_t>(sizeof(double));
 }
 
-// A block takes 32 kVector coordinates, and each of its warps every eighth of the rows.
+// Kernel 3: a block processes 32 kVector coordinates, and each of its warps every eighth row.
 template <int kVector>
 __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, const Choice* chosen) {
   constexpr int kWarps = kStepThreads / 32, kColumns = 32 * kVector;
   __shared__ float parts[kWarps][kColumns];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kVector;
-  const int64_t own = first + threadIdx.x;  // the coordinate that this thread will step
+  const int64_t own = first + threadIdx.x;  // the coordinate that this thread updates
   const bool steps = threadIdx.x < kColumns && own < r.d;
   float g = 0, w = 0, model = 0;
   if (steps) {

@@ -13,13 +13,13 @@
 #include "kinship/kinship.h"
 #include "round/judge.h"
 
-// A round in the three steps of math/kin.h; the first and the last on all threads, in chunks by d alone.
+// A round in the three steps of kinship.h. The first and the last run on all threads, in chunks that depend only on d.
 
 namespace secureafl::cpu {
 
-constexpr int64_t kKinTile = 2048;  // coordinates of all rows at a time: what they share stays in the nearest cache
+constexpr int64_t kKinTile = 2048;  // coordinates per tile: the shared values stay in the L1 cache
 
-// row . g, each (width), in sums that run side by side, so that they vectorise
+// row . g, each (width), in interleaved sums that vectorise
 SECUREAFL_AVX2_CLONES inline double product_with(const float* __restrict row, const double* __restrict g,
                                                  int64_t width) {
   constexpr int kSide = 16;
@@ -33,7 +33,7 @@ SECUREAFL_AVX2_CLONES inline double product_with(const float* __restrict row, co
   return sum;
 }
 
-// sums (r.sums()) += those over the coordinates of one tile
+// sums (r.sums()) += sums over the coordinates of one tile
 inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, double* sums) {
   const int64_t width = std::min(kKinTile, r.d - start);
   double g[kKinTile], judged[kSums] = {};
@@ -53,7 +53,7 @@ SECUREAFL_AVX2_CLONES inline void add_row(float weight, const float* __restrict 
   for (int64_t c = 0; c < width; ++c) direction[c] += weight * row[c];
 }
 
-// The coordinates of one tile: the next model, and the client's new row.
+// One tile: the next model and the new row of the client.
 inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start) {
   const int64_t width = std::min(kKinTile, r.d - start);
   const Verdict& v = choice.verdict;
@@ -71,7 +71,7 @@ inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start
   }
 }
 
-// Calls each(tile's first coordinate, chunk) for all tiles.
+// Calls each(first coordinate of the tile, chunk) for all tiles.
 template <typename Each>
 void for_kin_tiles(const Chunks& chunks, const Each& each) {
   torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {

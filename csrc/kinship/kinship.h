@@ -7,15 +7,15 @@
 #include "common/host_device.h"
 #include "round/round.h"
 
-// A whole round of the rule "kinship" without corrections, where the clients' last updates are the rows
-// (secureafl_ext/kinship.py and rowwise.py say why), in three steps that both devices share:
-//   sums     over d: the update with every last update, and what the judge needs
-//   choose   on n and n x n numbers: the verdict, the averages brought up to date, who is kept with which weight
-//   step     over d: the weighted sum of the kept rows, the next model, the client's new row
+// A round of rule "kinship" without corrections: the rows are the last updates of the clients (reasons:
+// secureafl_ext/kinship.py, rowwise.py). Three steps that both devices share:
+//   sums     over d: products of the update with every last update, and the sums of the judge
+//   choose   on n and n x n numbers: the verdict, the updated mean similarities, the clients in the mean and their
+//   weights step     over d: the weighted sum of the chosen rows, the next model, the new row of the client
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The constants of secureafl_ext/kinship.py, in their order.
+// The constants of secureafl_ext/kinship.py, in the same order.
 struct Bounds {
   double span, known, kin, crowd, turned, least, least_sum, least_apart, near;
 };
@@ -25,16 +25,16 @@ struct KinRound : Round {
   float* last_updates;  // (n, d)
   float* last_models;   // (n, d)
   double* products;     // (n, n): inner products of the last updates
-  double* means;        // (n, n): the averages
-  int64_t* met;         // (n)
-  double* centre;       // (n): weights
+  double* means;        // (n, n): running means of the products of clipped updates, in units of (median norm)^2
+  int64_t* met;         // (n): number of updates that entered the means
+  double* centre;       // (n): weights of the mean updates in their centre
   int64_t* rounds;      // ()
 
-  // Sums over d: the update with each client's last, then the judge's.
+  // Number of sums over d: the update times each last update, then the sums of the judge.
   SECUREAFL_BOTH int64_t sums() const { return n + kSums; }
 };
 
-// What `choose` leaves for the step: rows and weights (n), the first `count` of them filled.
+// Result of `choose`: rows and weights (n); the first `count` are used.
 struct Choice {
   Verdict verdict;
   int32_t count;
@@ -43,11 +43,11 @@ struct Choice {
   float* weights;
 };
 
-// Whether a client has met the others often enough to be judged.
+// True if a client has enough recorded similarities to be judged.
 SECUREAFL_FN bool is_known(const KinRound& r, int64_t k) { return static_cast<double>(r.met[k]) >= r.bounds.known; }
 
-// The sums that the judge needs, of one coordinate: of update g, the model w that it was computed on and the client's
-// last ones. In float64 throughout: the difference of two floats may be too large for one.
+// Adds one coordinate to the sums of the judge: update g, the model w it was computed on, and the last ones of the
+// client. In float64: the difference of two floats may overflow a float.
 SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, double (&sums)[kSums]) {
   const double s = w - last_w, y = g - last_g;
   sums[kNonFinite] += !isfinite(g);
@@ -57,7 +57,7 @@ SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w,
   sums[kSY] += s * y;
 }
 
-// A coordinate of the update as it takes part and is stored.
+// The update as it is used and stored.
 SECUREAFL_FN float clipped(const Verdict& v, float g) { return g * v.clip; }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -4,7 +4,7 @@
 #include "kinship/kin_step.cuh"
 #include "kinship/ops_impl.h"
 
-// A round of the rule "kinship" in three kernels. Nothing waits for the device.
+// A round of rule "kinship" in three kernels (kin_step.cuh). Nothing waits for the device.
 
 namespace secureafl {
 

@@ -6,7 +6,7 @@
 #include "round/check.h"
 #include "round/tiles.h"
 
-// `kin_step_` from arguments to result. A Device brings kin_step(round, like) and kHostReads, as for round/ops_impl.h.
+// The op kin_step_ for both devices. A Device has kin_step(round, like) and kHostReads, as in round/ops_impl.h.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -73,7 +73,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_KIN(Device, key)                                  \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                             \
     m.impl("kin_step_", TORCH_BOX(&secureafl::kin_step<secureafl::Device>)); \

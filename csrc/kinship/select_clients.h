@@ -8,12 +8,12 @@
 #include "kinship/similarity.h"
 #include "kinship/table.h"
 
-// Which clients take part in the mean. All results are flags in table.is.
+// Which clients take part in the mean. All results are flags in table.flags.
 
 namespace secureafl::SECUREAFL_KIND {
 
 // Counts each known client's kin: known clients whose cosine with it exceeds a bound. Once from the origin
-// (table.values), once from the centre (table.apart). +inf for clients that take no part.
+// (table.values), once from the centre (table.centred_kin). +inf for clients that take no part.
 template <typename Team>
 SECUREAFL_FN void count_kin(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
@@ -46,7 +46,8 @@ SECUREAFL_FN void count_kin(const Team& team, const KinRound& r, const Table& ta
 }
 
 // Drops clients whose group of kin is larger than the bound: `crowd` times the median group. The groups seen from the
-// centre count only if at least half of the clients remain: attackers are fewer than half. found (5) is scratch.
+// centre count only if at least half of the clients remain: attackers are fewer than half. shared_results (5) is
+// scratch.
 template <typename Team>
 SECUREAFL_FN void drop_crowds(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
@@ -70,7 +71,7 @@ SECUREAFL_FN void drop_crowds(const Team& team, const KinRound& r, const Table& 
   team.sync();
 }
 
-// Drops known clients whose mean update opposes the sum of the kept ones. found (1) is scratch.
+// Drops known clients whose mean update opposes the sum of the kept ones. shared_results (1) is scratch.
 template <typename Team>
 SECUREAFL_FN void drop_opposed(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
@@ -100,7 +101,7 @@ SECUREAFL_FN void drop_opposed(const Team& team, const KinRound& r, const Table&
   team.sync();
 }
 
-// found (6) is scratch.
+// shared_results (6) is scratch.
 template <typename Team>
 SECUREAFL_FN void select_clients(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   count_kin(team, r, table, shared_results);

@@ -10,8 +10,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// This upload compared the last of everybody: along (n) with them, table.lengths theirs. How many this thread saw it
-// meet.
+// Updates the mean similarity of this upload with the last update of every client. products (n): inner products with
+// the last updates; table.lengths: their norms. Returns the number of similarities that this thread updated.
 template <typename Team>
 SECUREAFL_FN int update_similarity(const Team& team, const KinRound& r, int client, const double* products,
                                    double length, double median_norm, const Table& table) {
@@ -31,8 +31,8 @@ SECUREAFL_FN int update_similarity(const Team& team, const KinRound& r, int clie
   return count;
 }
 
-// The mean updates seen from their centre: table.reach, table.far. found (1) is scratch; what it returns is the square
-// of the centre.
+// Products of the mean updates with their centre and distances to it: table.centre_product, table.centre_distance.
+// shared_results (1) is scratch. Returns the squared norm of the centre.
 template <typename Team>
 SECUREAFL_FN double distances_to_centre(const Team& team, const KinRound& r, const Table& table,
                                         double* shared_results) {
@@ -61,7 +61,7 @@ SECUREAFL_FN double distances_to_centre(const Team& team, const KinRound& r, con
   return square;
 }
 
-// The centre a step on towards the geometric median, from table.far.
+// One step of the centre towards the geometric median (Weiszfeld), from table.centre_distance.
 template <typename Team>
 SECUREAFL_FN void update_centre(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);

@@ -8,18 +8,18 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Memory that `choose` works in, near its threads.
+// Scratch memory of `choose`; shared memory on a GPU.
 struct Table {
   static constexpr int kParts = 32, kTotals = 3, kFound = 9;
-  double* norms;            // (n): of the rows as this round has them
-  double* lengths;          // (n): of the last updates, then of the mean ones
-  double* values;           // (n): what a median is taken of, or the pull of each client
-  double* centre_product;   // (n): of the mean updates along the centre
-  double* centre_distance;  // (n): their distances to it
-  double* centred_kin;      // (n): kin of each client once the centre is taken off
-  double* parts;            // (kTotals, kParts): of sums over all threads
-  double* shared_results;   // (kFound): what one thread tells the others
-  uint8_t* flags;           // (n): of the following
+  double* norms;            // (n): norms of the rows of this round
+  double* lengths;          // (n): norms of the last updates, later of the mean updates
+  double* values;           // (n): input of a median; later products with the sum of the kept clients
+  double* centre_product;   // (n): products of the mean updates with the centre
+  double* centre_distance;  // (n): distances of the mean updates to the centre
+  double* centred_kin;      // (n): number of kin of each client after subtracting the centre
+  double* parts;            // (kTotals, kParts): partial sums over threads
+  double* shared_results;   // (kFound): results of one thread, read by all
+  uint8_t* flags;           // (n): bits of the enum below
 
   enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8 };
 
@@ -36,10 +36,10 @@ struct Table {
   SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kTotals * kParts + kFound + (n + 7) / 8; }
 };
 
-// Sums over the team of a few numbers of each, below 2^53, in its first thread.
+// Team-wide sums of kCount integers per thread, below 2^53. Only the first thread gets the results.
 template <typename Team, int kCount>
 SECUREAFL_FN void totals(const Team& team, int64_t (&values)[kCount], const Table& table) {
-  static_assert(Team::kDown <= Table::kParts && kCount <= Table::kTotals, "a place for each part");
+  static_assert(Team::kDown <= Table::kParts && kCount <= Table::kTotals, "room for every partial sum");
   for (int which = 0; which < kCount; ++which) {
     const int64_t part = team.sum_across(values[which]);
     if (team.across() == 0) table.parts[which * Table::kParts + team.down()] = static_cast<double>(part);
@@ -60,8 +60,8 @@ SECUREAFL_FN int64_t total(const Team& team, int64_t value, const Table& table) 
   return values[0];
 }
 
-// Median of those of values (n) that are finite; inf if none is. middle (2) is scratch. By rank: a sort would have the
-// threads meet more often.
+// Median of the finite values (n); inf if none is finite. middle (2) is scratch. Computed by counting ranks: a sort
+// would need more barriers.
 template <typename Team>
 SECUREAFL_FN double median_of(const Team& team, const double* values, int n, double* middle) {
   SECUREAFL_NO_UNROLL

@@ -6,11 +6,11 @@
 #include "lbfgs/estimate.h"
 #include "rules/rows.h"
 
-// What the rule of `aggregate` runs over: rows.h says what rows answer.
+// The input of the rule of `aggregate`, computed on the fly (Rows of rules/rows.h).
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The estimates of the wanted clients, and in the arriving client's place what it sent, if accepted.
+// The estimates of the wanted clients. The row of the arriving client is its update, if accepted.
 template <typename T>
 struct EstimatedRows {
   using value_type = T;

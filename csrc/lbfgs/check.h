@@ -8,7 +8,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Keeps the contiguous tensors alive that a History points into.
+// Owns the contiguous tensors that a History points to.
 struct DenseHistory {
   Tensor model, last_updates, last_models, dw, dg, pairs;
 
@@ -46,7 +46,7 @@ inline Check check_history(const char* op, const Tensor& model, const Tensor& la
   return check;
 }
 
-// pairs[k] of every wanted client, where the host can read them.
+// Checks pairs[k] of every wanted client, if the host can read it.
 inline void check_pairs(const char* op, const DenseHistory& tensors, const Wanted& wanted) {
   const int64_t* pairs = data<int64_t>(tensors.pairs);
   const int64_t n = tensors.dw.size(0), m = tensors.dw.size(1);
@@ -57,7 +57,7 @@ inline void check_pairs(const char* op, const DenseHistory& tensors, const Wante
   }
 }
 
-// The arguments of `aggregate` beyond the history.
+// Checks the arguments of `aggregate` other than the history.
 inline Rule check_round(const Check& check, const Tensor& update, int64_t client, const Tensor& accepted,
                         const Tensor& seen, int64_t n, int64_t d, const std::string& rule, int64_t trim) {
   constexpr const char* op = "aggregate";
@@ -66,7 +66,7 @@ inline Rule check_round(const Check& check, const Tensor& update, int64_t client
   check.typed("accepted", accepted, ScalarType::Bool, "()", {});
   check.typed("seen", seen, ScalarType::Bool, "(n,)", {n});
   const Rule named = rule_named(op, rule);
-  // Fewer rows may take part than there are clients: only the device knows, and it answers with zeros.
+  // Fewer rows than n may take part. Only the device knows their number; it returns zeros if trim removes all.
   if (named == Rule::kTrimmedMean) check.trim(trim, n);
   return named;
 }

@@ -9,7 +9,7 @@ namespace secureafl::cuda {
 constexpr int kEstimateThreads = 256;
 constexpr int64_t kEstimateChunk = 4096;
 
-// out (n, d); a block writes one chunk of one client's row.
+// Kernel 3 of `estimate`: writes out (n, d). A block writes one chunk of the row of one client.
 template <typename T>
 __global__ void estimates_kernel(History<T> h, Corrections corrections, int64_t chunks, T* out) {
   const int64_t k = blockIdx.x / chunks, start = blockIdx.x % chunks * kEstimateChunk;

@@ -7,9 +7,9 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The solved corrections of all clients.
+// The corrections of all clients.
 struct Corrections {
-  const double* factors;  // (n, 2m + 1): of y_0.. , s_0.. , x in the first 2 pairs + 1 places
+  const double* factors;  // (n, 2m + 1): factors of y_0 .., s_0 .., x in the first 2 pairs + 1 places
   const Status* status;   // (n)
 };
 
@@ -18,8 +18,8 @@ SECUREAFL_FN void add_scaled(double factor, const T* row, double (&sum)[kRun]) {
   for (int i = 0; i < kRun; ++i) sum[i] += factor * row[i];
 }
 
-// A run of one client's estimate: the coordinates c .. c + kRun - 1. Row by row, so that a long run vectorises;
-// each coordinate's sum has the same order whatever the run.
+// Coordinates c .. c + kRun - 1 of the estimate of client k. Row by row, so that a long run vectorises. The order of
+// each sum does not depend on kRun.
 template <typename T, int kRun>
 SECUREAFL_FN void estimate_run(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c,
                                T (&out)[kRun]) {
@@ -37,7 +37,7 @@ SECUREAFL_FN void estimate_run(const History<T>& h, const Corrections& correctio
   for (int i = 0; i < kRun; ++i) out[i] = static_cast<T>(g[i] + sum[i]);
 }
 
-// One coordinate of one client's estimate.
+// One coordinate of the estimate of client k.
 template <typename T>
 SECUREAFL_FN T estimate_at(const History<T>& h, const Corrections& corrections, int64_t k, int64_t c) {
   T value[1];

@@ -8,22 +8,22 @@
 #include "common/team.h"
 #include "lbfgs/history.h"
 
-// Estimates from compact L-BFGS (spec: Algorithm 2), one client at a time.
+// Compact L-BFGS (spec: Algorithm 2), one client at a time.
 //
-// Paper's letters used here:  S -> dw,  Y -> dg,  mu -> scale,  x = model - last_model,  g = last_update.
+// Letters of the paper:  S -> dw,  Y -> dg,  mu -> scale,  x = model - last_model,  g = last_update.
 //   B x = mu x - [Y  mu S] M^-1 [Y'x ; mu S'x],    M = [[-D, L'], [L, mu S'S]]
-// with A = S'Y, D = diag(A) and L the strictly lower part of A: with the diagonal kept, B s = y breaks.
+// with A = S'Y, D = diag(A) and L the strictly lower part of A. (If L had the diagonal, B s = y would not hold.)
 //
-// Only inner products enter, so a client of p pairs is known by its Gram matrix over the rows
+// The formula needs only inner products. So a client with p pairs is described by its Gram matrix over the rows
 //   0 .. p-1: y    p .. 2p-1: s    2p: x
-// packed by lower triangle, and the number g.g behind it. All in float64.
+// as a packed lower triangle, followed by the number g.g. All in float64.
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Rounding error of an estimate, in sums of the lengths of its terms: added up in float64, or in float32 by factors
-// that are float32 too.
+// Relative rounding error of an estimate: error = rounding * (sum of the norms of its terms). kWideRounding: summed in
+// float64. kFloatRounding: factors and sums in float32.
 constexpr double kWideRounding = 1e-13, kFloatRounding = 2e-6;
-constexpr double kLongest = 1e38;  // terms of an estimate stay below the largest float, 3.4e38
+constexpr double kLongest = 1e38;  // bound on the terms of an estimate; the largest float is 3.4e38
 
 SECUREAFL_BOTH int rows_of(int pairs) { return 2 * pairs + 1; }
 SECUREAFL_BOTH int packed(int row, int column) {
@@ -32,7 +32,7 @@ SECUREAFL_BOTH int packed(int row, int column) {
 }
 SECUREAFL_BOTH int products_of(int pairs) { return packed(rows_of(pairs), 0) + 1; }
 
-// One coordinate of one row of that Gram matrix, and of g at row 2p + 1.
+// One coordinate of one row of the Gram matrix; row 2p + 1 is g.
 template <typename T>
 SECUREAFL_FN double row_value(const History<T>& h, int64_t k, int64_t pairs, int64_t row, int64_t c) {
   if (row < pairs) return h.y(k, row)[c];
@@ -41,8 +41,8 @@ SECUREAFL_FN double row_value(const History<T>& h, int64_t k, int64_t pairs, int
   return h.g(k)[c];
 }
 
-// Solves in place the `size` equations of a (size, size + 1), right-hand side last: Gauss-Jordan with partial
-// pivoting. False if singular or not finite; every member of the team returns the same.
+// Solves `size` linear equations in place: a (size, size + 1), right-hand side last. Gauss-Jordan with partial
+// pivoting. Returns false, in every thread of the team, if the matrix is singular or not finite.
 template <typename Team>
 SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
   const int width = size + 1;
@@ -65,7 +65,7 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
       a[step * width + column] = swapped / value;
     }
     team.sync();
-    // Columns up to `step` are done with: they hold the factors of their rows until the end.
+    // Columns up to `step` are not read again: they keep the row factors until the end.
     SECUREAFL_NO_UNROLL
     for (int row = team.down(); row < size; row += Team::kDown) {
       if (row == step) continue;
@@ -80,7 +80,7 @@ SECUREAFL_FN bool solve(const Team& team, double* a, int size) {
   return true;
 }
 
-// One element of the symmetric M.
+// One element of the symmetric matrix M.
 SECUREAFL_FN double middle_matrix(const double* gram, int pairs, double scale, int row, int column) {
   const int high = row > column ? row : column, low = row + column - high;
   if (low >= pairs) return scale * gram[packed(high, low)];                     // mu S'S
@@ -88,22 +88,23 @@ SECUREAFL_FN double middle_matrix(const double* gram, int pairs, double scale, i
   return high - pairs > low ? gram[packed(high, low)] : 0;                      // L, strictly lower
 }
 
-// Doubles of scratch that `coefficients` needs.
+// Number of doubles of scratch that `coefficients` needs.
 SECUREAFL_BOTH int scratch_of(int pairs) { return 2 * pairs * (2 * pairs + 1); }
 
-// What became of a client's correction. Python knows these as ops.STATUS.
+// Status of the correction of a client. Same order as ops.STATUS in Python.
 enum class Status : int32_t {
-  kAbsent,     // takes no part
-  kNoPairs,    // the estimate is g as it stands
+  kAbsent,     // the client takes no part
+  kNoPairs,    // the estimate is g
   kCorrected,  // g + B x
-  kCapped,     // g + B x shortened to trust * |g|
-  kFallback,   // singular or not finite: g as it stands
+  kCapped,     // g + B x, with B x scaled down to the norm trust * |g|
+  kFallback,   // singular or not finite: the estimate is g
 };
 
 SECUREAFL_BOTH bool is_corrected(Status status) { return status == Status::kCorrected || status == Status::kCapped; }
 
-// Gram matrix -> out (2 pairs + 1): factors of y, s and x in the correction B x, its norm capped at trust * |g|.
-// a (2 pairs, 2 pairs + 1) is scratch: M and its right-hand side. rounding: one of the two above.
+// From the Gram matrix to out (2 pairs + 1): the factors of y, s and x in the correction B x, whose norm is capped at
+// trust * |g|. a (2 pairs, 2 pairs + 1): scratch for M and its right-hand side. rounding: kWideRounding or
+// kFloatRounding.
 template <typename Team>
 SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs, double trust, double rounding,
                                  double* a, double* out) {
@@ -129,8 +130,8 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   if (team.rank() == 0) out[x] = scale;
   team.sync();
 
-  // |B x|^2 is a quadratic form in the same products: no second pass over d. a (2, 2 pairs + 1): the part of each row
-  // in it, and in the summed lengths of what B x is a sum of.
+  // |B x|^2 is a quadratic form in the same products, so no second pass over d is needed. Now a (2, 2 pairs + 1): the
+  // contribution of each row to |B x|^2, and to the sum of the norms of all terms (reach).
   SECUREAFL_NO_UNROLL
   for (int row = team.rank(); row <= size; row += Team::kSize) {
     double part = 0;
@@ -148,8 +149,8 @@ SECUREAFL_FN Status coefficients(const Team& team, const double* gram, int pairs
   }
   const double g_square = gram[packed(x + 1, 0)];
   if (!isfinite(square) || !isfinite(reach) || !isfinite(g_square)) return Status::kFallback;
-  // Pairs that nearly depend on each other give long terms that cancel up to rounding errors. Where these are not small
-  // against what is left, the cap counts them too.
+  // Nearly dependent pairs give large terms that cancel, and rounding errors remain. If the error is not small against
+  // the result, the cap includes it.
   constexpr double kSmall = 0.01;
   const double exact = sqrt(fmax(square, 0.0)), error = rounding * reach, most = trust * sqrt(g_square);
   const double norm = error > kSmall * exact ? exact + error : exact;

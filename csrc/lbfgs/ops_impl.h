@@ -8,16 +8,16 @@
 #include "lbfgs/aggregate.h"
 #include "lbfgs/check.h"
 
-// estimate and aggregate from arguments to result, once for both devices: check, allocate, hand plain pointers over.
-// A Device brings the loops over memory:
-//   solve_all(history, wanted, trust, factors, status, like)   the correction of every wanted client
-//   write_estimates(history, corrections, out)                 n x d of them
-//   reduce_columns(rows, rule, trim, out)                      the rule over each column
-// kHostReads says whether the host may look into tensors without waiting; `like` places scratch memory.
+// The ops estimate and aggregate for both devices: check arguments, allocate, pass plain pointers. A Device has
+//   solve_all(history, wanted, trust, factors, status, like)   solves for the correction of every wanted client
+//   write_estimates(history, corrections, out)                 writes all estimates (n, d)
+//   reduce_columns(rows, rule, trim, out)                      applies the rule to each column
+//   kHostReads                                                 true if the host can read tensors without waiting
+// like: a tensor on the device where scratch memory is allocated.
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The solved corrections and the tensors that hold them.
+// The corrections and the tensors that own them.
 struct Solved {
   Tensor factors;  // (n, 2m + 1) float64
   Tensor status;   // (n) int32
@@ -88,7 +88,7 @@ Tensor aggregate(const Tensor& model, const Tensor& update, int64_t client, cons
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_LBFGS(Device, key)                                               \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                            \
     m.impl("estimate", TORCH_BOX(&secureafl::estimate<secureafl::Device>));                 \

@@ -8,11 +8,11 @@
 namespace secureafl::cuda {
 
 constexpr int kProductThreads = 256;
-constexpr int kProductTile = 128;  // coordinates in shared memory at a time
-// Products a thread keeps: all of 16 pairs (562) over 256 threads.
+constexpr int kProductTile = 128;  // coordinates per tile in shared memory
+// Products per thread: 16 pairs have 562 products, for 256 threads.
 constexpr int kProductsEach = 3;
 
-// The walk over d is cut into chunks that depend on d alone, so that the order of every sum is fixed.
+// Chunks of d. They depend only on d, so the order of every sum is fixed.
 struct Chunks {
   int64_t size, count;
 
@@ -23,13 +23,15 @@ struct Chunks {
   }
 };
 
-// Inner products of one client over one chunk.      partial (n, chunks, products_of(m))
-// A block stages a tile of its client's rows as doubles. Each thread owns products, not coordinates: it walks
-// along two staged rows. Few products: several threads (slices) share one, each with its own coordinates.
+// Kernel 1 of `estimate` and `aggregate`: inner products of one client over one chunk.
+//   partial (n, chunks, products_of(m))
+// A block loads a tile of the rows of its client as doubles. Each thread computes some of the products over all
+// coordinates of the tile. If there are few products, several threads (slices) share one, each with its own
+// coordinates.
 template <typename T>
 __global__ void products_kernel(History<T> h, Wanted wanted, Chunks chunks, double* partial) {
   extern __shared__ double shared[];
-  constexpr int kStride = kProductTile + 1;  // odd: rows of one column lie in different banks
+  constexpr int kStride = kProductTile + 1;  // odd: the rows of one column are in different banks
   const int64_t k = blockIdx.x / chunks.count, chunk = blockIdx.x % chunks.count;
   const int64_t pairs = wanted(k) ? h.pairs_of(k) : 0;
   if (pairs == 0) return;
@@ -84,7 +86,7 @@ __global__ void products_kernel(History<T> h, Wanted wanted, Chunks chunks, doub
   }
 }
 
-// Partial products -> corrections, one warp per client.      factors (n, 2m + 1)   status (n)
+// Kernel 2: from partial products to corrections, one warp per client.      factors (n, 2m + 1)   status (n)
 template <typename T>
 __global__ void coefficients_kernel(History<T> h, Wanted wanted, int64_t chunks, const double* partial, double trust,
                                     double* factors, Status* status) {

@@ -9,7 +9,7 @@
 
 namespace secureafl::cpu {
 
-// a.b in eight interleaved sums: a fixed order that the compiler can still vectorise.
+// a.b in eight interleaved sums: a fixed order that still vectorises.
 inline double dot(const double* a, const double* b, int64_t size) {
   constexpr int64_t kLanes = 8;
   std::array<double, kLanes> sums{};
@@ -23,10 +23,10 @@ inline double dot(const double* a, const double* b, int64_t size) {
   return sum;
 }
 
-// Gram matrix of client k, packed as math/lbfgs.h says: gram (products_of(pairs)).
+// The Gram matrix of client k, packed as in lbfgs.h.      gram (products_of(pairs))
 template <typename T>
 void inner_products(const History<T>& h, int64_t k, int64_t pairs, double* gram) {
-  constexpr int64_t kTile = 256;  // the rows of a tile, 34 at most, stay in the nearest caches as doubles
+  constexpr int64_t kTile = 256;  // at most 34 rows of doubles: a tile fits into the L1 and L2 caches
   const int64_t rows = rows_of(pairs);
   std::vector<double> tile(static_cast<size_t>((rows + 1) * kTile));  // (rows and g, kTile)
   std::fill(gram, gram + products_of(pairs), 0.0);

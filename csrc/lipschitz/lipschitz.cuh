@@ -5,9 +5,9 @@
 
 namespace secureafl::cuda {
 
-constexpr int64_t kNormBlocks = 1024;  // at most; a fixed number for a given d fixes the order of the sums
+constexpr int64_t kNormBlocks = 1024;  // maximum; the number depends only on d, so the order of the sums is fixed
 
-// partial (2, blocks): this block's share of |g - last_g|^2 and |w - last_w|^2
+// Kernel 1 of `lipschitz`: each block's sums of |g - last_g|^2 and |w - last_w|^2.      partial (2, blocks)
 template <typename T>
 __global__ void squares_kernel(const T* g, const T* last_g, const T* w, const T* last_w, int64_t d, double* partial) {
   double squares[2] = {};  // of the update, of the model
@@ -20,7 +20,7 @@ __global__ void squares_kernel(const T* g, const T* last_g, const T* w, const T*
   if (threadIdx.x < 2) partial[threadIdx.x * gridDim.x + blockIdx.x] = threadIdx.x == 0 ? squares[0] : squares[1];
 }
 
-// One block.      partial (2, blocks)   out ()
+// Kernel 2, one block: adds them up and divides.      partial (2, blocks)   out ()
 static __global__ void factor_kernel(const double* partial, int64_t blocks, double* out) {
   double squares[2] = {};
   for (int64_t i = threadIdx.x; i < blocks; i += blockDim.x) {

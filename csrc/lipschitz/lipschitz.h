@@ -6,8 +6,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Sums of squares -> Lipschitz factor. No movement at all is no evidence (0); an update that moved while the
-// model stood still has no bound (inf).
+// Sums of squares -> Lipschitz factor. 0 if neither update nor model changed; inf if only the update changed.
 SECUREAFL_FN double lipschitz_factor(double update_square, double model_square) {
   if (update_square == 0 && model_square == 0) return 0;
   return sqrt(update_square) / sqrt(model_square);

@@ -3,12 +3,13 @@
 #include "common/check.h"
 #include "common/tensors.h"
 
-// lipschitz from arguments to result, once for both devices. A Device brings
-//   factor(g, last_g, w, last_w, d, out, like)   the factor; `like` places scratch memory
+// The op lipschitz for both devices. A Device has
+//   factor(g, last_g, w, last_w, d, out, like)   computes the factor
+// like: a tensor on the device where scratch memory is allocated.
 
 namespace secureafl::SECUREAFL_KIND {
 
-// update, last_update, model, last_model (d)
+// All (d).
 inline void check_factor(const char* op, const Tensor& update, const Tensor& last_update, const Tensor& model,
                          const Tensor& last_model) {
   const Check check(op, "update", update, /*two_byte_types=*/false);
@@ -33,7 +34,7 @@ Tensor lipschitz(const Tensor& update, const Tensor& last_update, const Tensor& 
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_LIPSCHITZ(Device, key)                             \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                              \
     m.impl("lipschitz", TORCH_BOX(&secureafl::lipschitz<secureafl::Device>)); \

@@ -10,7 +10,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// What is kept of every client besides its rows.
+// State tensors per client, other than slots and last.
 struct Clients {
   const Tensor &scales, &gram, &along, &factors, &status, &pairs, &oldest, &seen;
 
@@ -26,7 +26,7 @@ struct Clients {
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
   }
 
-  // Where the host can read them; a kernel clamps them instead.
+  // Checks values that the host can read. A kernel clamps them instead.
   void check_values(const Check& check, int64_t n, int64_t m) const {
     for (int64_t k = 0; k < n; ++k) {
       check.within("pairs must lie in", data<int64_t>(pairs)[k], 0, m);
@@ -34,7 +34,7 @@ struct Clients {
     }
   }
 
-  // What a round writes; `renew_` and `refresh_` only read some of it.
+  // Memory that a round writes. `renew_` and `refresh_` only read some of it.
   std::vector<Span> spans() const {
     return {span_of("scales", scales, true),   span_of("gram", gram, true),     span_of("along", along, true),
             span_of("factors", factors, true), span_of("status", status, true), span_of("pairs", pairs, true),
@@ -60,7 +60,7 @@ inline void check_client(const char* op, const Tensor& client, int64_t n) {
   if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);
 }
 
-// The slots (.., 2m, ..) of clients: an even number of planes, and no more pairs than the solver has room for.
+// Number of pairs m in 2m planes. The number of planes must be even, and m at most what the solver supports.
 inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_t n) {
   const int64_t m = planes / 2;
   if (planes != 2 * m || m < 1 || m > kMaxPairs || n < 1) {
@@ -70,7 +70,7 @@ inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_
   return m;
 }
 
-// What a round leaves for `renew_`.
+// Checks the outputs of `apply_` that `renew_` reads.
 inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
   check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
   check.aligned("verdict", verdict, alignof(Verdict));
@@ -79,8 +79,8 @@ inline void check_changes(const Check& check, const Tensor& verdict, const Tenso
 
 using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
 
-// What every round begins with, and the server's books: an update (d) and the model (d) it was computed on, both dense,
-// the rows of models (rows, d) to step from and to, and Q.
+// Arguments that step_, apply_ and kin_step_ share: the update (d), the model (d) it was computed on, both contiguous,
+// the rows of models (rows, d) to read and to write, and Q.
 struct Arrival {
   Tensor update;
   const Tensor& client;
@@ -109,13 +109,13 @@ struct Arrival {
         check.within("recorded must lie in", data<int64_t>(recorded)[list], 0, INT64_MAX - 1);
       }
     }
-    for (const int64_t row : {now_row, next_row}) {
-      if (row < 0 || row >= models.size(0)) refuse(op, "rows must lie in 0..", models.size(0) - 1, ", got ", row);
-    }
-    if (next_row == now_row) refuse(op, "next_row must be a row that nothing is read from, got ", next_row);
+    const int64_t rows = models.size(0);
+    if (now_row < 0 || now_row >= rows) refuse(op, "now_row must lie in 0..", rows - 1, ", got ", now_row);
+    if (next_row < 0 || next_row >= rows) refuse(op, "next_row must lie in 0..", rows - 1, ", got ", next_row);
+    if (next_row == now_row) refuse(op, "next_row must differ from now_row, got ", next_row);
   }
 
-  // Of models the next row alone is written: the others may be what is trained on, or even the update.
+  // Only the next row of models is written. trained_on, or even update, may be one of the other rows.
   void add_spans(std::vector<Span>& spans) const {
     const int64_t d = models.size(1);
     const auto row = [&](int64_t i) { return reinterpret_cast<uintptr_t>(data<float>(models) + i * d); };
@@ -130,7 +130,7 @@ struct Arrival {
                                span_of("counts", counts, true)});
   }
 
-  // Where r finds all this, and where it leaves its results.
+  // Sets the pointers of r and allocates the results.
   Outcome fill(Round& r) const {
     const Outcome outcome{allocate(models, ScalarType::Bool, {}), allocate(models, ScalarType::Double, {}),
                           allocate(models, ScalarType::Long, {})};
@@ -153,7 +153,7 @@ struct Arrival {
   }
 };
 
-// The numbers that every round is set to.
+// Settings that all rounds share.
 struct RoundSettings {
   double lr, quantile, max_norm;
   bool filter, receive, store_all, hold;

@@ -7,18 +7,18 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// What the server knows of the client before it decides.
+// State of the arriving client before this round.
 struct ClientState {
   int32_t client;
   bool known;
-  int32_t list;      // of Q that the client's factors go to
-  int64_t recorded;  // factors ever put into that list
-  int64_t place;     // in Q where the next one goes
+  int32_t list;      // of Q: the list for the factors of this client
+  int64_t recorded;  // number of factors ever stored in that list
+  int64_t place;     // in Q: index of the next factor
   int32_t pairs, oldest;
 };
 
-// The host cannot check numbers that only a device tensor holds. Out-of-range ones are clamped, so that no kernel reads
-// or writes outside its arrays.
+// Values of a device tensor cannot be checked by the host. Out-of-range values are clamped, so that no kernel reads or
+// writes outside its arrays.
 SECUREAFL_BOTH int64_t clamped(int64_t value, int64_t least, int64_t most) {
   return value < least ? least : value > most ? most : value;
 }

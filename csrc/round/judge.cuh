@@ -11,7 +11,7 @@ namespace secureafl::cuda {
 constexpr int kJudgeThreads = 256;
 constexpr int64_t kJudgeBlocks = 264;
 
-// The sum over the block of each thread's part, in every thread.
+// Block-wide sum of a tally per thread; every thread gets the result.
 __device__ inline Tally block_tally(const Tally& tally) {
   constexpr int kWarps = kJudgeThreads / 32;
   __shared__ Tally parts[kWarps];
@@ -34,12 +34,12 @@ struct JudgeTeam {
   __device__ int rank() const { return threadIdx.x; }
 };
 
-// The last block sums what all have found, in their order, and decides.
+// Run by the last block: adds up the sums of all blocks, in order, and decides.
 __device__ inline void decide_together(const Round& r, const Scratch& scratch, const ClientState& before) {
   constexpr int kBatch = 8;
   __shared__ FactorList lists[kMaxClients];
   FactorWalk<JudgeTeam, kBatch> walk(JudgeTeam(), r, before);
-  walk.fetch();  // arrives while the sums are added up
+  walk.fetch();  // the loads overlap with the sums below
   Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
   double sums[kSums] = {};
   SECUREAFL_NO_UNROLL
@@ -47,7 +47,7 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] += __ldcg(&scratch.judged[i * gridDim.x + b]);
   }
-  block_sums(sums);  // all threads meet: the lists are there
+  block_sums(sums);  // has a barrier: all threads see the lists
   const double factor = factor_of(before, sums);
   tally.below = walk.below(lists, factor);
   SECUREAFL_NO_UNROLL
@@ -59,7 +59,7 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, tally);
 }
 
-// sums (kSums) += those over this thread's coordinates
+// sums (kSums) += sums over the coordinates of this thread.
 __device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, double (&sums)[kSums]) {
   const int bits = __ffs(static_cast<int>(r.columns)) - 1;  // columns: a power of two
 #pragma unroll 2
@@ -76,7 +76,8 @@ __device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, 
   }
 }
 
-// What the update is like, in sums over all coordinates. static: one copy per translation unit.
+// Kernel 1 of `step_`: sums over all coordinates of the update, then the verdict. static: one copy per translation
+// unit.
 static __global__ void judge_kernel(Round r, Scratch scratch) {
   __shared__ bool last;
   pdl_trigger();
@@ -88,7 +89,7 @@ static __global__ void judge_kernel(Round r, Scratch scratch) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) scratch.judged[i * gridDim.x + blockIdx.x] = sums[i];
     __threadfence();
-    last = atomicInc(r.arrived, gridDim.x - 1) == gridDim.x - 1;  // counts round to zero for the next round
+    last = atomicInc(r.arrived, gridDim.x - 1) == gridDim.x - 1;  // wraps to zero for the next round
   }
   __syncthreads();
   if (last) decide_together(r, scratch, before);

@@ -11,21 +11,21 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The power of two that brings a row of this squared norm into float16: no value can be larger than the norm, nor than
-// any float, and the smallest normal number lies far below what d values of that norm have on average.
+// Power of two that scales a row with this squared norm into the range of float16. No value exceeds the norm, nor the
+// largest float. The smallest normal float16 is far below the mean magnitude of d values with that norm.
 SECUREAFL_FN float half_scale(double square) {
   const int exponent = static_cast<int>(bits_of<uint64_t>(square) >> 52) - 1022;  // square < 2^exponent
   const int scale = (exponent + 1) / 2 - 15;                                      // norm < 2^(scale + 15)
-  const int bounded = scale > 113 ? 113 : scale < -100 ? -100 : scale;            // 2^(113 + 15): no float reaches it
+  const int bounded = scale > 113 ? 113 : scale < -100 ? -100 : scale;            // 2^(113 + 15) is above all floats
   return square > 0 ? bits_of<float>(static_cast<uint32_t>(127 + bounded) << 23) : 1.0f;
 }
 
-// The factor of this update, or NaN where there is none.
+// The Lipschitz factor of this update, or NaN if it has none.
 SECUREAFL_FN double factor_of(const ClientState& before, const double* sums) {
   return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
 }
 
-// From the sums over the update to what is done with it, and the factor into Q. By one thread.
+// From the sums over the update to the verdict; stores the factor in Q. Run by one thread.
 SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally) {
   const bool known = before.known;
   const double factor = factor_of(before, sums);
@@ -34,7 +34,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   if (defined) r.recorded[before.list] = before.recorded + 1;
   Verdict v{};
   v.client = before.client;
-  const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down by less than 1
+  const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down, by less than 1
   v.reason = judge(sums, known, r.filter, exceeds_quantile(tally, r.quantile, rounding));
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.received = accepted && r.receive;
@@ -62,7 +62,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   return v;
 }
 
-// A coordinate's next value; one that would leave the floats stays.
+// Next value of a coordinate. It keeps its value if the next one is not finite.
 SECUREAFL_FN float stepped(const Round& r, const Verdict& v, float model, float direction) {
   const float next = model - static_cast<float>(r.lr * direction);
   return v.steps && isfinite(next) ? next : model;

@@ -12,7 +12,7 @@
 
 namespace secureafl::cpu {
 
-// sums (kSums) += those over the coordinates of one tile.
+// sums (kSums) += sums over the coordinates of one tile.
 inline void add_tile(const Round& r, int64_t client, int64_t tile, double* sums) {
   const int64_t start = tile * r.columns, width = std::min(r.columns, r.d - start);
   const float* last_w = r.last + (2 * tile * r.n + client) * r.columns;
@@ -28,14 +28,14 @@ inline void add_tile(const Round& r, int64_t client, int64_t tile, double* sums)
   }
 }
 
-// The sums over the update (kSums).
+// Sums over the update, (kSums).
 inline std::vector<double> update_sums(const Round& r) {
   const int32_t client = client_of(r);
   const Chunks chunks(r.tiles, 32);
   std::vector<double> parts(static_cast<size_t>(chunks.count * kSums));  // (chunks, kSums)
   torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      double sums[kSums] = {};  // not in place: threads would share a cache line
+      double sums[kSums] = {};  // local: threads would share a cache line
       for (int64_t tile = chunks.begin(chunk); tile < chunks.end(chunk); ++tile) add_tile(r, client, tile, sums);
       std::copy(sums, sums + kSums, parts.begin() + chunk * kSums);
     }

@@ -5,12 +5,12 @@
 #include "common/launch.cuh"
 #include "round/round.h"
 
-// What round.cu asks of other files: of those that build the pass, one for each type that pairs are stored in, and of
-// phases.cu.
+// Functions that ops_cuda.cu calls in other files: pass_float.cu and pass_half.cu (one per type of the stored pairs)
+// and sharded.cu.
 
 namespace secureafl::cuda {
 
-// What the kernels of a round hand on to each other.
+// Buffers between the kernels of a round.
 struct Scratch {
   double* judged;    // (kSums, judge blocks)
   Verdict* verdict;  // ()
@@ -18,12 +18,12 @@ struct Scratch {
   int64_t pass_blocks;
 };
 
-// How a pass is spread over the GPU.
+// Launch configuration of the pass.
 struct PassPlan {
   int64_t blocks, threads, shared_bytes;
 };
 
-// S: float or __half. min_shared_bytes: bytes of shared memory without which there is no pass.
+// S: float or __half. min_shared_bytes: bytes of shared memory that the pass needs at least.
 template <typename S>
 int64_t min_shared_bytes(int64_t n, int64_t m);
 template <typename S>

@@ -8,7 +8,7 @@
 #include "round/renew.cuh"
 #include "round/tiles.h"
 
-// A server's round in three kernels and one pass over the history. Nothing waits for the device.
+// A round in three kernels and one pass over the history: judge.cuh, pass.cuh, renew.cuh. Nothing waits for the device.
 
 namespace secureafl {
 

@@ -8,26 +8,27 @@
 #include "round/check.h"
 #include "rules/check.h"
 
-// The ops on a server's state, from arguments to result, once for both devices. A Device brings
-//   step(round, like)      judge, pass, renew
-//   fits(n, m, half, shared_bytes)   whether it has the shared memory for that
-//   refresh(round)         factors from products alone
-//   columns(n, m)          coordinates per tile of its layout; refuses what it cannot hold
-//   kHostReads             whether the host may look into tensors without waiting
-// and the same round in phases, between which ranks with a slice of the coordinates each add up their sums:
-//   update_sums(round, sums, like)                the sums over the update
-//   apply(round, sums, verdict, changes, like)    from these to the verdict; the pass, to the sums of PassSums
-//   renew(round, verdict, changes)                products and factors
+// The ops of a round for both devices: check arguments, allocate, pass plain pointers. A Device has
+//   step(round, like)                     a whole round: judge, pass, renew
+//   fits(n, m, half, shared_bytes)        true if the shared memory is large enough for a round
+//   refresh(round)                        computes factors from products
+//   columns(op, n, m)                     coordinates per tile; throws if n or m is not supported
+//   kHostReads                            true if the host can read tensors without waiting
+// The same round in phases, for ranks that hold a slice of the coordinates each. The caller adds up the sums of all
+// ranks between the phases:
+//   update_sums(round, sums, like)                sums over the update
+//   apply(round, sums, verdict, changes, like)    judge and pass; changes: the sums of PassSums
+//   renew(round, verdict, changes)                updates products and factors
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The sums over the update, of all ranks, and room for what is left for `renew_`: the verdict, and this rank's sums of
-// the pass.
+// Arguments of `apply_` beyond those of `step_`: the sums over the update (of all ranks), and the outputs for `renew_`:
+// the verdict and the sums of the pass (of this rank).
 struct PhaseBuffers {
   const Tensor &sums, &verdict, &changes;
 };
 
-// Without what is given a whole round; with it, judge and pass alone.
+// A whole round (`step_`) if buffers is null, else only judge and pass (`apply_`).
 template <typename Device>
 Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update, const Tensor& client,
               const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
@@ -80,7 +81,7 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   settings.fill(r);
   r.trust = trust;
   r.rule = rule_named(op, rule);
-  r.trim = estimate ? trim : 0;  // an update alone is not trimmed
+  r.trim = estimate ? trim : 0;  // a single update is not trimmed
   r.estimate = estimate;
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
@@ -100,7 +101,7 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   return outcome;
 }
 
-// The two ops that this is, with its arguments as they stand there.
+// Makes the ops `step_` and `apply_` from round(), with the same arguments.
 template <auto kRound>
 struct RoundOps;
 template <typename... Args, Outcome (*kRound)(const char*, const PhaseBuffers*, Args...)>
@@ -113,7 +114,7 @@ struct RoundOps<kRound> {
   }
 };
 
-// (5): the sums over the update that its verdict depends on
+// Sums over the update that the verdict depends on.      returns (5)
 template <typename Device>
 Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& trained_on, const Tensor& last) {
   constexpr const char* op = "update_sums";
@@ -121,7 +122,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   check.shape("update", update, "(d,)", {-1});
   check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
   const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
-  if (columns < 1 || n < 1) refuse(op, "last must hold clients and columns, got ", n, " and ", columns);
+  if (columns < 1 || n < 1) refuse(op, "last must hold at least 1 client and 1 column, got ", n, " and ", columns);
   const int64_t tiles = (d + columns - 1) / columns;
   check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
   check.typed("update", update, ScalarType::Float, "(d,)", {d});
@@ -144,7 +145,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   return sums;
 }
 
-// The end of a round that `apply_` began.
+// Last phase of a round that `apply_` began.
 template <typename Device>
 void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
            Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
@@ -161,8 +162,8 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
     const Verdict judged = *data<Verdict>(verdict);
-    check.within("verdict must be of a client in", judged.client, 0, n - 1);
-    check.within("verdict must be of a slot in", judged.slot, 0, m - 1);
+    check.within("the client of verdict must lie in", judged.client, 0, n - 1);
+    check.within("the slot of verdict must lie in", judged.slot, 0, m - 1);
   }
   check.trust(trust);
   Round r{};
@@ -171,7 +172,8 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
   Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
-// Whether this device has a round for so many clients and pairs. shared_bytes: of a block, if not the device's own.
+// True if the device supports a round with this many clients and pairs. shared_bytes: shared memory of a block, instead
+// of the limit of the device.
 template <typename Device>
 bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, std::optional<int64_t> shared_bytes) {
   constexpr const char* op = "round_fits";
@@ -179,7 +181,7 @@ bool round_fits(const Tensor& like, int64_t clients, int64_t pairs, bool half, s
   return Device(like).fits(clients, pairs, half, shared_bytes);
 }
 
-// Factors from products alone, for a state that was put together elsewhere.
+// Computes factors from products, for a state that was loaded or built elsewhere.
 template <typename Device>
 void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tensor factors, Tensor status,
              const Tensor& pairs, const Tensor& oldest, const Tensor& seen, double trust) {
@@ -200,7 +202,7 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_STEP(Device, key)                                      \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                  \
     using RoundOps = secureafl::RoundOps<&secureafl::round<secureafl::Device>>;   \

@@ -24,7 +24,7 @@ __device__ inline float add_dot(float sum, const float (&a)[kColumns], const flo
   return sum;
 }
 
-// One row of kSize floats, in the widest loads that its alignment allows.
+// Loads a row of kSize floats, with the widest loads that its alignment allows.
 template <int kSize>
 __device__ inline void load_row(const float* row, float (&out)[kSize]) {
   constexpr int kWide = kSize % 4 == 0 ? 4 : 2;
@@ -37,19 +37,19 @@ __device__ inline void load_row(const float* row, float (&out)[kSize]) {
   }
 }
 
-// Hides where a value comes from. The compiler would else work all comparisons with it out ahead of the loop, and get
-// each back from a packed register in more instructions than it takes to compare anew.
+// Hides the origin of a value from the compiler. Otherwise it computes all comparisons with the value before the loop
+// and unpacks them from a register, which takes more instructions than comparing again.
 __device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// What a round brings to one coordinate.
+// The values of one coordinate in this round.
 struct ModelValues {
   float model, update, trained_on, previous;
 };
 
-// One team's walk over its tiles: while it works on one, the next is on its way.
+// Kernel 2 of `step_` and `apply_`: each team processes its tiles; the next tile is copied meanwhile.
 template <typename P>
 __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(Round r, Scratch scratch) {
   using S = typename P::Stored;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     if (i < tiles && c < r.d) here = {r.model[c], r.update[c], r.trained_on[c], r.previous[c]};
     return here;
   };
-  int index = team * gridDim.x + blockIdx.x;  // so that what is left for the last turn is spread over all blocks
+  int index = team * gridDim.x + blockIdx.x;  // the remaining tiles of the last turn are spread over all blocks
   ModelValues here = fetch(index, 0);
 
   for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
@@ -104,18 +104,18 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     const Stage<P> stage = stage_at(buffer);
 
     const float received = here.update * v.clip;
-    // Of the client's last upload, where it will be replaced. A block reads it in the thread that needs it alone:
-    // another thread may already write x there.
+    // The last upload of the client, if it will be replaced. In a team of a whole block only lane 0 reads it, and only
+    // in that case: otherwise another thread may already have stored x there.
     float old_w = 0, old_g = 0;
     if (P::kPaddedReads || (lane == 0 && v.stored)) {
       old_w = stage.last[client * kColumns + column];
       old_g = stage.last[plane + client * kColumns + column];
     }
 
-    // Estimates of the clients lane, lane + kLanes, ..; then x = model - w takes the place of w.
+    // Estimates of the clients lane, lane + kLanes, ..; then x = model - w replaces w in shared memory.
     uint32_t keys[kItems];
     float x[kItems];
-    const S* u[kPlanes];  // this thread's first client in each plane; its next ones are kThreads apart
+    const S* u[kPlanes];  // first client of this thread in each plane; the next ones follow at a distance of kThreads
 #pragma unroll
     for (int j = 0; j < kPlanes; ++j) u[j] = stage.slots + opaque(rank + j * plane);
     float *w = stage.last + rank, *g = stage.last + opaque(rank + plane);
@@ -134,23 +134,23 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
       keys[i] = rule.key(i, i * kLanes == own ? received : estimate);
     }
     if constexpr (P::kPaddedReads) __syncwarp();
-    const int replaced = v.stored ? own : -1;  // a block does not meet before its first thread has read what is there
+    const int replaced = v.stored ? own : -1;  // a block has no barrier here: lane 0 may not have read these values yet
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (P::kPaddedReads || (i * kLanes < left && i * kLanes != replaced)) w[i * kThreads] = x[i];
     }
 
-    // A median moves little from round to round: look for it where the last step says that it was.
+    // The median changes little from round to round, so the search starts at the last direction.
     const float guess = (here.previous - here.model) * inverse_lr;
     const float direction = rule.reduce(lanes, keys, r.rule, r.trim, guess);
     const int64_t tile = tile_at(index), c = tile * kColumns + column;
     const bool inside = c < r.d;
     const float next = stepped(r, v, here.model, direction), step = inside ? next - here.model : 0.0f;
-    if constexpr (P::kPaddedReads) __syncwarp();  // a block has met in the rule
+    if constexpr (P::kPaddedReads) __syncwarp();  // a block has passed a barrier in the rule
     if (lane == 0 && inside) {
       r.next_model[c] = next;
       step_square += static_cast<double>(step) * step;
-      if (v.stored) {  // the client's row becomes that of this upload, here and in the history
+      if (v.stored) {  // replaces the row of the client, in shared memory and in the history
         const int at = client * kColumns + column;
         float* last = r.last + tile * 2 * plane + at;
         S* slots = static_cast<S*>(r.slots) + tile * kPlanes * plane + at;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     lanes.broadcast(step, steps);
     team_sync<kThreads>();
 
-    // Products of every row with the step, and of the client's new rows with each other.
+    // Products of every row with the step, and of the new rows of the client with each other.
     const S* slot_rows = stage.slots + rank * kColumns;
     const float* x_rows = stage.last + rank * kColumns;
 #pragma unroll
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   }
 
   pdl_trigger();
-  // The teams of a block have seen different coordinates of the same rows: add them up, in order.
+  // The teams of a block have processed different coordinates of the same rows: add up their sums, in order.
   __syncthreads();
   const PassSums at{n, kPairs};
   const int rows = static_cast<int>(at.own_x(0)), count = static_cast<int>(at.count()), owned = count - rows;

@@ -13,22 +13,22 @@
 #include "round/tile_cpu.h"
 #include "rules/columns_cpu.h"
 
-// The pass over the history, tile by tile: all that is done with a tile is done while a near cache holds it.
+// The pass over the history. All work on a tile is done while it is in a near cache.
 
 namespace secureafl::cpu {
 
-// Sums of one row that run side by side, so that adding to them vectorises; and after how many tiles what they hold
-// in float32 is handed on to float64.
+// kLanes: sums per row, side by side, so that additions vectorise. kFlush: number of tiles after which the float32 sums
+// are added to the float64 sums.
 constexpr int kLanes = 8;
 constexpr int64_t kFlush = 64;
 
-// What the tiles of one pass have in common.
+// Values that all tiles of one pass share.
 struct Plan {
   std::vector<int64_t> estimated;  // clients whose estimate takes part
-  std::vector<int64_t> carried;    // clients whose products go on: seen, and their row stays as it is
-  int64_t count;                   // rows that take part
-  RankRange ranks;                 // of those that the mean is taken over
-  std::vector<Step> network;       // brings them to their places
+  std::vector<int64_t> carried;  // clients whose products are updated by the step: seen, and their row does not change
+  int64_t count;                 // rows that take part
+  RankRange ranks;               // the mean is taken over these ranks
+  std::vector<Step> network;     // sorts them into place
 
   Plan(const Round& r, const Verdict& v) {
     for (int64_t k = 0; k < r.n; ++k) {
@@ -41,7 +41,7 @@ struct Plan {
   }
 };
 
-// Memory that one thread works in.
+// Scratch memory of one thread.
 struct Scratch {
   std::vector<KeyRow> keys;     // (count)
   std::vector<float> products;  // (own_x(0), kLanes)
@@ -50,7 +50,7 @@ struct Scratch {
       : keys(static_cast<size_t>(plan.count)), products(static_cast<size_t>(PassSums{r.n, r.m}.own_x(0) * kLanes)) {}
 };
 
-// keys (estimated): of g + B x
+// keys (estimated): keys of the estimates g + B x
 template <typename Stored>
 SECUREAFL_AVX2_CLONES void estimate_keys(const Round& r, const Plan& plan, const Tile<Stored>& tile,
                                          const Tile<Stored>& ahead, const float* __restrict model,
@@ -76,7 +76,7 @@ SECUREAFL_AVX2_CLONES void estimate_keys(const Round& r, const Plan& plan, const
 // sums (kLanes) += row . step
 template <typename Stored>
 inline void add_product(const Stored* __restrict row, const float* __restrict step, float* __restrict sums) {
-#pragma GCC unroll 1  // written out, the lanes would no longer be seen as a vector
+#pragma GCC unroll 1  // unrolled, the compiler would not vectorise the lanes
   for (int lane = 0; lane < kLanes; ++lane) {
     float sum = sums[lane];
     for (int i = 0; i < kColumns; i += kLanes) sum += to_float(row[i + lane]) * step[i + lane];
@@ -84,7 +84,7 @@ inline void add_product(const Stored* __restrict row, const float* __restrict st
   }
 }
 
-// sums (own_x(0), kLanes) += the step with every slot and x, where PassSums has them
+// sums (own_x(0), kLanes) += products of the step with every slot and every x, in the order of PassSums
 template <typename Stored>
 SECUREAFL_AVX2_CLONES void add_products(const Round& r, const Plan& plan, const Tile<Stored>& tile,
                                         const Tile<Stored>& ahead, const float* __restrict model,
@@ -104,7 +104,7 @@ SECUREAFL_AVX2_CLONES void add_products(const Round& r, const Plan& plan, const 
   }
 }
 
-// products (own_x(0), kLanes) -> sums (own_x(0)), and zero again
+// Adds products (own_x(0), kLanes) to sums (own_x(0)) and sets them to zero.
 inline void flush(std::vector<float>& products, double* sums) {
   for (size_t row = 0; row < products.size() / kLanes; ++row) {
     for (int lane = 0; lane < kLanes; ++lane) sums[row] += products[row * kLanes + lane];
@@ -125,7 +125,8 @@ inline double product(const A* a, const B* b) {
   return sum;
 }
 
-// The client's row becomes that of this update. sums (count()) += its own products, taken afresh from what is stored
+// Replaces the row of the client by this update. sums (count()) += its own products, computed from the stored (rounded)
+// values.
 template <typename Stored>
 void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const float (&update)[kColumns],
                const float (&next)[kColumns], double* sums) {
@@ -153,7 +154,8 @@ void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const
   sums[at.own_x(r.planes())] += product(x, x);
 }
 
-// One tile: the next model, the products with the step, the client's new row; sums (count()). `ahead` comes next.
+// One tile: the next model, the products with the step, the new row of the client. sums (count()). ahead: the next
+// tile, to prefetch.
 template <typename Stored>
 void pass_tile(const Round& r, const Verdict& v, const Plan& plan, const Tile<Stored>& tile, const Tile<Stored>& ahead,
                Scratch& scratch, double* sums) {
@@ -181,7 +183,7 @@ void pass_tile(const Round& r, const Verdict& v, const Plan& plan, const Tile<St
   if (v.stored) renew_row(r, v, tile, update, next, sums);
 }
 
-// -> the sums of PassSums (count())
+// Returns the sums of PassSums (count()).
 template <typename Stored>
 std::vector<double> pass(const Round& r, const Verdict& v) {
   const Plan plan(r, v);

@@ -10,7 +10,7 @@
 
 namespace secureafl::cuda {
 
-// Shared memory of a block: what its teams share, and what each of them has.
+// Shared memory of a block: the part that its teams share, and the part of each team.
 template <typename P>
 constexpr int64_t shared_by_teams() {
   return P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes;
@@ -30,7 +30,7 @@ int64_t min_shared_bytes(int64_t n, int64_t m) {
   return bytes;
 }
 
-// As many teams in a block as shared memory feeds, and blocks to fill the GPU once.
+// As many teams per block as fit into shared memory, and enough blocks to fill the GPU once.
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r) {
   PassPlan plan{};

@@ -6,8 +6,8 @@
 
 namespace secureafl::cuda {
 
-// What the compiler knows of one pass. Sums over rows: each thread of a team has rows of its own, all through the
-// kernel, so that nothing is added up between threads before the end.
+// Compile-time shape of one pass. Each thread of a team sums over its own rows during the whole kernel, so sums are
+// combined between threads only at the end.
 template <int kPairs, typename S, int kThreads_, int kColumns_, int kItems_>
 struct Pass {
   static constexpr int kThreads = kThreads_, kColumns = kColumns_, kItems = kItems_;
@@ -15,9 +15,9 @@ struct Pass {
   static constexpr int kClients = kLanes * kItems;
   static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
   static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
-  // Threads of a block: its teams. Where many sums are in registers there are fewer of them.
+  // Maximum number of threads per block (all teams). Fewer if a thread needs many registers for its sums.
   static constexpr int kMaxThreads = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
-  static constexpr int kBlocksPerSm = kThreads > 32 ? 2 : 1;  // of a multiprocessor
+  static constexpr int kBlocksPerSm = kThreads > 32 ? 2 : 1;  // blocks per multiprocessor
   static constexpr bool kPaddedReads = kThreads == 32;        // see Stage
   static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
@@ -25,13 +25,13 @@ struct Pass {
   static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
 };
 
-// A tile of the history in shared memory. The threads of a warp read and write on past its n clients without asking, up
-// to the number that their shape can hold: what they find there is not used, and there is room for it.
+// A tile of the history in shared memory. Tiles are padded: the threads of a warp load and store past client n - 1, up
+// to the number of clients of their shape (kPaddedReads). These values are not used.
 template <typename P>
 struct Stage {
   using S = typename P::Stored;
   S* slots;     // (2m, n, kColumns)
-  float* last;  // (2, n, kColumns): w, g; and room
+  float* last;  // (2, n, kColumns): w, g; then padding
 
   __device__ Stage(char* at, int n) {
     slots = reinterpret_cast<S*>(at);
@@ -48,7 +48,7 @@ struct Stage {
   }
 };
 
-// Calls f with the Pass for so many clients and pairs.
+// Calls f with the Pass for this many clients and pairs.
 template <int kPairs, typename S, typename F>
 void dispatch_shape(const Shape& shape, const F& f) {
   if constexpr (kPairs == kDefaultMemory) {

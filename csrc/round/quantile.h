@@ -9,9 +9,10 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// One list of Q: the factors that it holds, and what each of them weighs, with the one that this round adds. With a
-// list for each client all clients weigh the same, however often they upload: else one that uploads often would choose
-// the quantile. Whole numbers, so that the order of the sum does not matter.
+// Q: the Lipschitz factors of past updates; an update is rejected if its factor is above the quantile. A FactorList is
+// one list of Q: the number of factors it holds, and the weight of each, counting the factor that this round adds. With
+// one list per client all clients have the same weight. Otherwise a client that uploads often could choose the
+// quantile. Weights are integers, so the order of the sum does not matter.
 struct FactorList {
   uint32_t weight, held;
 };
@@ -24,12 +25,12 @@ SECUREAFL_FN FactorList factor_list(const Round& r, const ClientState& before, i
   return {r.lists == 1 ? 1 : kClient / counted, held};
 }
 
-// Whether the new factor takes the place of one that this list holds.
+// True if the new factor overwrites one that this list holds.
 SECUREAFL_FN bool replaces(const Round& r, const ClientState& before, int64_t list) {
   return list == before.list && before.recorded >= r.room;
 }
 
-// On one thread, list by list: the inner loop vectorises.
+// One thread, list by list: the inner loop vectorises.
 SECUREAFL_FN Tally tally_of(const Round& r, const ClientState& before, double factor) {
   Tally tally{};
   for (int64_t list = 0; list < r.lists; ++list) {
@@ -44,8 +45,9 @@ SECUREAFL_FN Tally tally_of(const Round& r, const ClientState& before, double fa
   return tally;
 }
 
-// On many threads, first the lists (r.lists), a thread each: a division is long code, and not to be had for each
-// factor. All threads must meet before another reads them. What this thread's lists add to Tally::all.
+// Many threads, step 1: the weights of all lists (r.lists), one thread per list. A division is slow, so it is done once
+// per list, not once per factor. A barrier must follow before other threads read the lists. Returns the contribution of
+// this thread to Tally::all.
 template <typename Team>
 SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const ClientState& before, FactorList* lists) {
   int64_t sum = 0;
@@ -57,8 +59,8 @@ SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const ClientS
   return sum;
 }
 
-// Then the factors: each thread takes every Team::kSize-th place of Q, kBatch loads at a time. A place's list follows
-// from that of the last place, again without a division.
+// Step 2: the factors. Each thread processes every Team::kSize-th place of Q, with kBatch loads at a time. The list of
+// a place is computed from that of the previous place, without a division.
 template <typename Team, int kBatch>
 class FactorWalk {
  public:
@@ -79,11 +81,11 @@ class FactorWalk {
     SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
       const uint32_t place = place_ + j * Team::kSize;
-      fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // not below anything
+      fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // never counted
     }
   }
 
-  // What those of the batch weigh that lie below `factor`.
+  // Total weight of the factors of the batch that are below `factor`.
   SECUREAFL_FN int64_t below(const FactorList* lists, double factor) {
     int64_t sum = 0;
     SECUREAFL_UNROLL

@@ -12,13 +12,14 @@ namespace secureafl::cuda {
 
 namespace cg = cooperative_groups;
 
+// Kernel of `refresh_`, one warp per client.
 static __global__ void refresh_kernel(Round r) {
   extern __shared__ double shared[];
   solve_client(WarpTeam(), r, blockIdx.x, shared);
 }
 
-// One block per client: what the blocks of the pass have found is added up, in their order; then one warp brings the
-// client's products up to date and solves.
+// Kernel 3 of `step_`, one block per client: adds up the sums of the blocks of the pass, in order. Then one warp
+// updates the products of the client and solves for its factors.
 static __global__ void renew_kernel(Round r, Scratch scratch) {
   extern __shared__ double shared[];
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
@@ -28,7 +29,7 @@ static __global__ void renew_kernel(Round r, Scratch scratch) {
   pdl_wait();
   const Verdict v = *scratch.verdict;
   const bool fresh = k == v.client && v.stored;
-  double* sums = shared;            // (2m + 1): of the client's slots and x with the step
+  double* sums = shared;            // (2m + 1): the step times the slots and x of the client
   double* own = sums + planes + 1;  // (owned): the last is v.v
   SECUREAFL_NO_UNROLL
   for (int i = warp.meta_group_rank(); i <= planes + owned; i += warp.meta_group_size()) {
@@ -51,13 +52,13 @@ static __global__ void renew_kernel(Round r, Scratch scratch) {
   solve_client(WarpTeam(), r, k, own + owned);
 }
 
-// A warp for each sum, even where a client's row is new, if there is room for all blocks at once; else one for each
-// sum of the others.
+// 1024 threads if all blocks can run at once: one warp per sum, also for the client with the new row, which has more
+// sums. Otherwise 256.
 inline int renew_threads(int64_t clients, int64_t multiprocessors) {
   return clients <= 2 * multiprocessors ? 1024 : 256;
 }
 
-// Doubles of shared memory that `renew_kernel` needs.
+// Number of doubles of shared memory that `renew_kernel` needs.
 inline int64_t renew_scratch(int m) {
   const PassSums at{0, m};
   return rows_of(m) + at.count() + solve_scratch(m);

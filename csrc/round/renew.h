@@ -8,27 +8,27 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Where this round's correction of client k is counted, capped or given up; or nullptr. To be asked before the next
-// correction is solved for.
+// Counter for the correction of client k in this round (capped or fallback), or nullptr. Call it before the next
+// correction is solved.
 SECUREAFL_FN int64_t* counted_at(const Round& r, const Verdict& v, int64_t k) {
   if (k == v.client || !r.estimate || !r.seen[k]) return nullptr;
   return r.status[k] == Status::kCapped ? r.counts + 3 : r.status[k] == Status::kFallback ? r.counts + 4 : nullptr;
 }
 
-// Doubles of scratch that `solve_client` needs.
+// Number of doubles of scratch that `solve_client` needs.
 SECUREAFL_BOTH int solve_scratch(int m) { return products_of(m) + scratch_of(m) + rows_of(m); }
 
 // From the products of client k to the factors of its next estimate.
 template <typename Team>
 SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, double* shared) {
   const int m = static_cast<int>(r.m), rows = 2 * m;
-  double* gram = shared;                               // (products_of(m)): in the order of age, as lbfgs.h wants it
+  double* gram = shared;                               // (products_of(m)): ordered by age, as lbfgs.h expects
   double* scratch = gram + products_of(m);             // (scratch_of(m))
   double* out = scratch + scratch_of(m);               // (2m + 1)
-  const double* slots = r.gram + k * packed(rows, 0);  // in the order of slots
+  const double* slots = r.gram + k * packed(rows, 0);  // ordered by slot
   const double* along = r.along + k * (rows + 2);
   const int pairs = pairs_of(r, k), oldest = oldest_of(r, k);
-  const auto slot_of = [&](int row) {  // of the row-th in age: y's first, then s's
+  const auto slot_of = [&](int row) {  // slot of the row-th oldest: all y, then all s
     const int age = oldest + (row < pairs ? row : row - pairs);
     return (row < pairs ? 0 : m) + (age < m ? age : age - m);
   };
@@ -63,8 +63,8 @@ SECUREAFL_FN void solve_client(const Team& team, const Round& r, int64_t k, doub
   if (team.rank() == 0) r.status[k] = status;
 }
 
-// Brings the products of client k up to date by what the pass has summed: of its slots and its x with the step
-// (2m + 1), and from PassSums::own_x(0) on.
+// Updates the products of client k by the sums of the pass. with_step (2m + 1): the step times its slots and its x.
+// own: the sums from PassSums::own_x(0) on.
 template <typename Team>
 SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict& v, int64_t k, const double* with_step,
                                  const double* own) {
@@ -80,7 +80,7 @@ SECUREAFL_FN void renew_products(const Team& team, const Round& r, const Verdict
     along[j] = fresh ? scale * own[j] : along[j] + scale * with_step[j];
     if (!fresh || !v.pushed) continue;
     gram[packed(m + slot, j)] = scale * v.s_scale * own_s[j];
-    if (j != m + slot) gram[packed(slot, j)] = scale * v.y_scale * own_y[j];  // that one is y.s once more
+    if (j != m + slot) gram[packed(slot, j)] = scale * v.y_scale * own_y[j];  // y.s is already stored
   }
   if (team.rank() == 0) {
     along[rows] = fresh ? own[rows] : along[rows] + 2 * with_step[rows] + step_square;

@@ -7,29 +7,30 @@
 #include "round/verdict.h"
 #include "rules/rank.h"
 
-// A whole server round in one pass over the history (spec: section 4), in three steps that both devices share:
-//   judge   sums over the update -> verdict
-//   pass    per coordinate: estimates from the factors, rule, step; sums of all rows with it; the client's new row
-//   renew   per client: products brought up to date by those sums -> factors for the next round
+// A server round in one pass over the history (spec: section 4), in three steps that both devices share:
+//   judge   sums over the update -> verdict                                                       (judge.h, quantile.h)
+//   pass    per coordinate: estimates, rule, step; products of all rows with the step; the new row of the client
+//   renew   per client: updates the products by these sums -> factors of the next round             (renew.h)
 //
-// The history lies in tiles of C coordinates, each tile one piece of memory:
-//   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 to be multiplied by `scales`
+// The history is stored in tiles of C coordinates, each tile contiguous:
+//   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 times `scales`
 //   last  (tiles, 2, n, C)    w, g             float32
-// Pairs lie in ring slots: client k's j-th oldest is in slot (oldest[k] + j) % m. Coordinates past d are zeros.
+// Pairs are stored in a ring: the j-th oldest pair of client k is in slot (oldest[k] + j) % m. Coordinates past d are
+// zero.
 
 namespace secureafl::SECUREAFL_KIND {
 
 struct Verdict {
-  int32_t client;  // whose update it is
+  int32_t client;  // sender of the update
   Reason reason;
   bool received;  // the update takes part in the rule
   bool steps;     // the model takes a step
-  bool stored;    // it becomes the client's last
-  bool pushed;    // its pair goes into `slot`
+  bool stored;    // the update replaces the last one of the client
+  bool pushed;    // its pair is stored in `slot`
   int32_t slot;
-  float clip;              // first contact: what g is multiplied by
-  double g_square;         // |g|^2 after that
-  float y_scale, s_scale;  // of the pair in its slot; powers of two
+  float clip;              // factor of g at first contact, to bound its norm; else 1
+  double g_square;         // |g|^2 after clipping
+  float y_scale, s_scale;  // scales of the stored pair; powers of two
 };
 
 struct Round {
@@ -43,42 +44,42 @@ struct Round {
   const float* update;      // (d)
   const float* trained_on;  // (d)
   const float* model;       // (d)
-  const float* previous;    // (d): the model before that, or anything
+  const float* previous;    // (d): the model before `model`; only a guess for the search, may hold anything
   float* next_model;        // (d)
-  const int64_t* client;    // (): on the device, so that one captured graph serves any client
-  bool backwards;           // the order in which tiles are walked: what the last round read last is still in the cache
+  const int64_t* client;    // (): on the device, so that one captured graph works for any client
+  bool backwards;  // process tiles in reverse order: the last tiles of the previous round are still in the cache
   // state
   int64_t n, m, d, tiles, columns;
-  int64_t lists, room;   // of Q: one list of factors for all clients, or one for each
+  int64_t lists, room;   // of Q: lists is 1 (all clients together) or n; room: factors per list
   bool half;             // slots are float16
   void* slots;           // (tiles, 2m, n, columns)
   float* last;           // (tiles, 2, n, columns)
-  float* scales;         // (n, 2m): what a slot's values are multiplied by; 1 for float32
+  float* scales;         // (n, 2m): factor of the stored values of a slot; 1 for float32
   double* gram;          // (n, m (2m + 1)): y and s slots, lower triangle
   double* along;         // (n, 2m + 2): y.x and s.x per slot, x.x, g.g, with x = model - w
-  float* factors;        // (n, 2m + 2): of y, s as they are stored, of x, and a place left free
+  float* factors;        // (n, 2m + 2): of y and s as stored, of x, and one unused
   Status* status;        // (n)
   int64_t* pairs;        // (n)
   int64_t* oldest;       // (n)
   bool* seen;            // (n)
   double* seen_factors;  // (lists, room): each list is a ring buffer
-  int64_t* recorded;     // (lists): factors ever put into each
+  int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
-  unsigned* arrived;     // (): blocks of threads that have judged; zero between rounds
+  unsigned* arrived;     // (): number of blocks that have finished their sums; zero between rounds
   // results
   bool* accepted;  // ()
   double* factor;  // ()
   Reason* reason;  // ()
 
   SECUREAFL_BOTH int64_t planes() const { return 2 * m; }
-  // Whether row k takes part in the rule.
+  // True if row k takes part in the rule.
   SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const {
     return k == v.client ? v.received : estimate && seen[k];
   }
 };
 
-// Where the sums of a pass lie: over all coordinates, of the step v with every slot as stored and with every x; then,
-// if the client's row is new, of its own slots with its new x, s and y, as stored; and v.v.
+// Layout of the sums of a pass, over all coordinates: the step v times every slot (as stored) and every x. Then, if the
+// row of the client is new: its own slots times its new x, s and y, as stored. Last, v.v.
 struct PassSums {
   int64_t n, m;
 

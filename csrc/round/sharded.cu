@@ -6,9 +6,10 @@
 #include "round/launches.h"
 #include "round/renew.h"
 
-// A round in phases: what judge_kernel and renew_kernel do, cut where ranks add up their sums. Each sum is taken in the
-// same order as there, so that a group of one rank has the same bits as no group. A file of its own: beside these, the
-// compiler would write others for judge_kernel.
+// The round of a server with several ranks: judge_kernel and renew_kernel, cut into phases where the ranks add up their
+// sums. Kernels of `update_sums`, `apply_` and `renew_`. Each sum has the same order as in the unsharded kernels, so
+// one rank gives the same bits as no group. In a file of its own: in the same file as judge_kernel, the compiler
+// generates other code for judge_kernel.
 
 namespace secureafl::cuda {
 
@@ -46,7 +47,7 @@ static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdi
   if (threadIdx.x == 0) *verdict = decide(r, before, sums, tally);
 }
 
-// A warp for each sum of the pass, and a thread for each client's account.      changes (PassSums::count)
+// One warp per sum of the pass, and one thread per client for its counters.      changes (PassSums::count)
 static __global__ void collect_kernel(Round r, Scratch scratch, double* changes) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const int64_t count = PassSums{r.n, r.m}.count();
@@ -65,7 +66,7 @@ static __global__ void collect_kernel(Round r, Scratch scratch, double* changes)
 
 // One warp per client.      changes (PassSums::count)
 static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const double* changes) {
-  extern __shared__ double shared[];  // (2m + 1): of the client's slots and x with the step; then solve_scratch
+  extern __shared__ double shared[];  // (2m + 1): the step times the slots and x of the client; then solve_scratch
   const WarpTeam team;
   const PassSums at{r.n, r.m};
   const int k = blockIdx.x, planes = static_cast<int>(r.planes());

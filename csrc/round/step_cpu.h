@@ -10,7 +10,7 @@
 #include "round/pass_cpu.h"
 #include "round/renew.h"
 
-// A round in the three steps of math/round.h, each on all threads.
+// A round in the three steps of round.h, each on all threads.
 
 namespace secureafl::cpu {
 
@@ -23,7 +23,7 @@ void for_clients(const Round& r, const Each& each) {
   });
 }
 
-// -> the sums of PassSums (count())
+// Returns the sums of PassSums (count()).
 inline std::vector<double> apply(const Round& r, const Verdict& v) {
   std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
   for (int64_t k = 0; k < r.n; ++k) {
@@ -33,7 +33,7 @@ inline std::vector<double> apply(const Round& r, const Verdict& v) {
   return sums;
 }
 
-// sums: of PassSums (count())
+// sums (count()): see PassSums.
 inline void renew(const Round& r, const Verdict& v, const double* sums) {
   const PassSums at{r.n, r.m};
   for_clients(r, [&](int64_t k, double* scratch) {

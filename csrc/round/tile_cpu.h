@@ -9,7 +9,7 @@
 #include "rules/network_cpu.h"
 #include "rules/rank.h"
 
-// The history as it lies in memory.
+// Access to the history in memory.
 
 namespace secureafl::cpu {
 
@@ -17,7 +17,7 @@ using KeyRow = TileRow<Key<float>>;
 constexpr int kColumns = KeyRow::kWidth;
 static_assert(kColumns == kCpuColumns, "the network takes a tile as it lies in memory");
 
-// What all clients have at kColumns coordinates.
+// One tile: kColumns coordinates of all clients.
 template <typename Stored>
 struct Tile {
   Stored* slots;  // (2m, n, kColumns)
@@ -34,7 +34,7 @@ struct Tile {
   float* g(int64_t k) const { return last + (n + k) * kColumns; }
 };
 
-// Asks for a row (kColumns) of the tile that comes next, while this one is computed.
+// Prefetches a row (kColumns) of the next tile while this one is processed.
 template <typename T>
 inline void prefetch(const T* row) {
   for (size_t byte = 0; byte < kColumns * sizeof(T); byte += 64) {
@@ -42,7 +42,7 @@ inline void prefetch(const T* row) {
   }
 }
 
-// from (d) at the coordinates of a tile; zeros beyond d.
+// Loads from (d) at the coordinates of a tile; zeros beyond d.
 inline void load_columns(const float* from, int64_t start, int64_t d, float (&out)[kColumns]) {
   const int64_t width = std::min<int64_t>(kColumns, d - start);
   std::copy(from + start, from + start + width, out);

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <initializer_list>
 
-// Tiles brought into shared memory behind the threads' backs, into two buffers in turn. From 9.0 on the copy engine
-// fetches a tile at one thread's word and a barrier in shared memory tells when it is there; before that each thread
-// fetches pieces of 16 bytes and waits for its own.
+// Double-buffered copies of tiles into shared memory: the next tile is copied while the current one is processed. From
+// compute capability 9.0 on, one thread issues bulk copies (TMA), and a barrier (mbarrier) in shared memory signals
+// their completion. On older GPUs each thread copies pieces of 16 bytes (cp.async) and waits for its own.
 
 namespace secureafl::cuda {
 
@@ -18,7 +18,7 @@ __device__ inline void team_sync() {
   }
 }
 
-// A multiple of 16 bytes, at addresses that are.
+// One contiguous copy. Size and addresses are multiples of 16 bytes.
 struct TileCopy {
   void* to;
   const char* from;
@@ -30,7 +30,7 @@ struct TileCopy {
 template <int kThreads>
 class TilePipeline {
  public:
-  // barriers (2): this team's. Followed by a barrier of all threads.
+  // barriers (2): those of this team. The caller must call __syncthreads() afterwards.
   __device__ TilePipeline(uint64_t* barriers, int rank)
       : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), rank_(rank) {
     if (rank != 0) return;
@@ -40,7 +40,7 @@ class TilePipeline {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
-  // Two pieces of memory to a buffer that `release` has given back; nothing if there is no tile left.
+  // Starts two copies into a buffer that was released. Does nothing if any is false (no tile left).
   __device__ void copy(int buffer, const TileCopy& one, const TileCopy& two, bool any) const {
     if (rank_ != 0 || !any) return;
     const uint32_t barrier = at_ + 8 * buffer;
@@ -54,7 +54,7 @@ class TilePipeline {
     }
   }
 
-  // For what was brought to a buffer; `turn` counts its deliveries.
+  // Waits for the copies into a buffer. turn: number of earlier copies into it.
   __device__ void wait(int buffer, int turn) const {
     asm volatile(
         "{\n"
@@ -67,7 +67,7 @@ class TilePipeline {
         : "memory");
   }
 
-  // What the threads have done to a buffer comes before what the copy engine does to it next.
+  // Orders the accesses of the threads to a buffer before the next bulk copy into it.
   __device__ void release() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
  private:
@@ -91,7 +91,7 @@ class TilePipeline {
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  __device__ void wait(int, int) const {  // all groups but the last one, which is the next tile's
+  __device__ void wait(int, int) const {  // all groups except the last one, which is the next tile
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     team_sync<kThreads>();
   }

@@ -6,6 +6,7 @@
 
 namespace secureafl::cuda {
 
+// Picks the kernel for a rule.      out (d)
 template <typename Rows, typename out_t>
 void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t trim, out_t* out) {
   if constexpr (Rows::kStored && sizeof(typename Rows::value_type) == 4) {
@@ -18,7 +19,7 @@ void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t
     return rows.n * ((1 << bits) | 1) * static_cast<int64_t>(sizeof(Key<typename Rows::value_type>));
   };
   int bits = 5;
-  while (bits > 0 && bytes(bits) > most / 2) --bits;  // two blocks per multiprocessor while that is possible
+  while (bits > 0 && bytes(bits) > most / 2) --bits;  // two blocks per multiprocessor if possible
   if (bytes(bits) > most) {
     throw std::runtime_error("secureafl: a column of " + std::to_string(rows.n) +
                              " rows does not fit this GPU's shared memory of " + std::to_string(most) + " bytes");

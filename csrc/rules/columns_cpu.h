@@ -9,18 +9,19 @@
 #include "rules/network_cpu.h"
 #include "rules/rank.h"
 
-// The rule over each column of rows (n, d), some columns at a time, never n x d: up to kMaxSortedRows rows with a
-// sorting network over a tile of columns, more of them column by column with the search that the GPU uses.
+// The rule over each column of rows (n, d), a few columns at a time; n x d is never stored. Up to kMaxSortedRows rows:
+// a sorting network over a tile of columns. More rows: column by column, with the search of rank.h.
 
 namespace secureafl::cpu {
 
-// The network grows faster than its rows and the search does not, and a tile of so many is all that a small L2 holds.
+// The network grows faster than the number of rows, the search does not. A tile of this many rows fills a small L2
+// cache.
 constexpr int64_t kMaxSortedRows = 1024;
 
-// Tiles filled together: memory gives two kilobytes of a row sooner than eight times a quarter of one.
+// Number of tiles filled together: reading two kilobytes of a row at once is faster than eight times 256 bytes.
 constexpr int64_t kStrip = 8;
 
-// tiles (kStrip, count): the keys of the rows kept (count) at the coordinates from `start` up to `stop`.
+// tiles (kStrip, count): the keys of the rows kept (count) at the coordinates start .. stop - 1.
 template <typename Rows, typename K>
 void fill_strip(const Rows& rows, const std::vector<int64_t>& kept, int64_t start, int64_t stop, TileRow<K>* tiles) {
   constexpr int64_t kWidth = TileRow<K>::kWidth;
@@ -36,8 +37,8 @@ void fill_strip(const Rows& rows, const std::vector<int64_t>& kept, int64_t star
   }
 }
 
-// out (kWidth): mean of the rows first .. last of tile. If sorted, as reduce_column has it: values that are all alike
-// give just that value, and two are halved without overflow.
+// out (kWidth): mean of the rows first .. last of tile. If sorted, the same result as reduce_column: equal values give
+// exactly that value, and the mean of two values does not overflow.
 template <typename T>
 void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool sorted, T* out) {
   constexpr int kWidth = TileRow<Key<T>>::kWidth;
@@ -56,7 +57,7 @@ void mean_rows(const TileRow<Key<T>>* tile, int64_t first, int64_t last, bool so
   }
 }
 
-// RankRange that a rule takes the mean of.
+// The ranks first .. last, whose mean is the result of a rule.
 struct RankRange {
   int64_t first, last;
 
@@ -68,7 +69,7 @@ inline RankRange rank_range(Rule rule, int64_t trim, int64_t count) {
   return {first, count - first - 1};
 }
 
-// kept: the rows that take part.
+// kept: indices of the rows that take part.
 template <typename Rows, typename out_t>
 void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule, int64_t trim, out_t* out) {
   using T = typename Rows::value_type;
@@ -98,7 +99,7 @@ void sort_columns(const Rows& rows, const std::vector<int64_t>& kept, Rule rule,
   });
 }
 
-// One column's keys, side by side so that the loops vectorise.
+// The keys of one column, contiguous, so that the loops vectorise.
 template <typename T>
 struct KeyColumn {
   const Key<T>* keys;  // (n)

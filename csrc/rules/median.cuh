@@ -7,22 +7,25 @@
 #include "rules/select.cuh"
 #include "rules/sort.h"
 
-// The median of up to 320 stored rows, without a mask: a column's keys lie in registers.
+// Kernels of `median` for up to 320 rows in memory without a mask: the keys of a column are in registers. Other medians
+// use trimmed_mean.cuh.
 
 namespace secureafl::cuda {
 
 constexpr int kMedianThreads = 128;
 
-// As to_key, but that a NaN of either sign has the key of a row that there is not: behind all others both are alike.
+// As to_key, but a NaN gets the key of a missing row. Missing rows get the largest key and sort last, so the result is
+// the same.
 __device__ inline Key<float> last_key(float value) {
-  float canonical;  // arithmetic makes every NaN 0x7fffffff
+  float canonical;  // arithmetic turns every NaN into 0x7fffffff
   asm("fma.rn.f32 %0, %1, 0f3F800000, 0f80000000;" : "=f"(canonical) : "f"(value));
   const auto bits = static_cast<int32_t>(__float_as_uint(canonical));
   return static_cast<uint32_t>(bits ^ (bits >> 31 | static_cast<int32_t>(0x80000000u)));
 }
 
-// Few rows, more than kLeast of them: a thread for each column sorts its keys in registers, as far as the middle
-// depends on it. Places left over are filled with smallest and largest keys that put the median in the middle of all.
+// Few rows, more than kLeast: one thread per column sorts its keys in registers. The compiler keeps only the exchanges
+// that the middle keys depend on. Unused places are padded with smallest and largest keys, such that the median is in
+// the middle.
 template <int kLeast, int kPlaces, typename Rows, typename out_t>
 __global__ void __launch_bounds__(kMedianThreads, 5) sorted_median_kernel(Rows rows, out_t* out) {
   const int64_t c = blockIdx.x * static_cast<int64_t>(kMedianThreads) + threadIdx.x;
@@ -43,15 +46,15 @@ __device__ inline __nv_bfloat16 upper_half(float value) {
   return __ushort_as_bfloat16(static_cast<unsigned short>(__float_as_uint(value) >> 16));
 }
 
-// Upper halves of kItems floats in pairs, to be compared two at a time. As bfloat16 they are ordered like the upper
-// halves of their keys, but for numbers so small that their half is a negative zero.
+// The upper halves of kItems floats in pairs, compared two at a time. As bfloat16 they have the order of the upper
+// halves of their keys, except numbers so small that their half is a negative zero.
 template <int kItems>
 struct Halves {
   __nv_bfloat162 pairs[kItems / 2];
 
   __device__ void set(int i, float value) { (i % 2 == 0 ? pairs[i / 2].x : pairs[i / 2].y) = upper_half(value); }
 
-  // How many lie below a key whose lower half is zero. A NaN never does.
+  // Number of values below a key whose lower half is zero. A NaN is never below.
   __device__ uint32_t count_below(Key<float> bound) const {
     const __nv_bfloat16 half = upper_half(from_key<float>(bound));
     const __nv_bfloat162 bounds = __halves2bfloat162(half, half);
@@ -65,7 +68,7 @@ struct Halves {
 // How a bound splits a column.
 struct Split {
   int32_t below;                  // keys below it
-  Key<float> greatest, smallest;  // of those below, of the others
+  Key<float> greatest, smallest;  // largest key below, smallest key not below
 };
 template <typename Lanes, int kItems>
 __device__ inline Split split_at(const Lanes& lanes, const Key<float> (&keys)[kItems], Key<float> bound) {
@@ -80,16 +83,16 @@ __device__ inline Split split_at(const Lanes& lanes, const Key<float> (&keys)[kI
   return {static_cast<int32_t>(lanes.sum(count)), lanes.greatest(greatest), lanes.least(smallest)};
 }
 
-// More rows: four threads for each column hold its keys in registers. A search among their upper halves finds a bound
-// between the two middle keys, or below the lower one and close to it; from there the keys themselves lead on, one
-// after the other, and confirm what was found. A column that needs many such steps is searched from the start.
+// More rows: four threads per column hold its keys in registers. A search in the upper halves finds a bound between the
+// two middle keys, or just below the lower one. From there the kernel walks key by key and checks the result. A column
+// that needs too many steps is searched again from the start.
 template <int kItems, typename Rows, typename out_t>
 __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows rows, out_t* out) {
   constexpr int kLanes = 4, kColumns = 32 / kLanes, kSteps = 4;
   const int n = static_cast<int>(rows.n), rank = (n - 1) / 2, lane = threadIdx.x % 32 / kColumns;
   const int64_t warp = (blockIdx.x * static_cast<int64_t>(kMedianThreads) + threadIdx.x) / 32;
   const int64_t c = warp * kColumns + threadIdx.x % kColumns;
-  const int64_t inside = c < rows.d ? c : rows.d - 1;  // the threads of a warp stay together: they meet in every count
+  const int64_t inside = c < rows.d ? c : rows.d - 1;  // all threads of a warp must take part in every count
   Key<float> keys[kItems];
   Halves<kItems> halves;
   const auto* from = rows.updates + lane * rows.d + inside;
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
   const int left = n - lane;
 #pragma unroll
   for (int i = 0; i < kItems; ++i, from += stride) {
-    const float value = i * kLanes < left ? static_cast<float>(*from) : NAN;  // a row that there is not comes last
+    const float value = i * kLanes < left ? static_cast<float>(*from) : NAN;  // missing rows sort last
     keys[i] = last_key(value);
     halves.set(i, value);
   }
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
   }
   Key<float> low = 0, high = 0;
   found = false;
-  int32_t before = 0;  // keys below the last bound; there is none below the first, a bound of zero
+  int32_t before = 0;  // keys below the previous bound; none are below the first bound, zero
   for (int step = 0; step < kSteps && !lanes.all(found); ++step) {
     const Split split = split_at(lanes, keys, bound);
     if (found) continue;
@@ -130,11 +133,11 @@ __global__ void __launch_bounds__(kMedianThreads, 3) searched_median_kernel(Rows
   if (lane == 0 && c < rows.d) out[c] = static_cast<out_t>(median);
 }
 
-// The median of rows that lie in memory, all of them, where a column fits into registers. False where it does not.
+// Median of all rows in memory, if a column fits into registers. Returns false if it does not.
 template <typename Rows, typename out_t>
 bool median_in_registers(const Launcher& launch, Rows rows, out_t* out) {
   if (rows.mask != nullptr || rows.n == 0) return false;
-  const auto launch_columns = [&](auto kernel, int64_t columns) {  // columns: of a block
+  const auto launch_columns = [&](auto kernel, int64_t columns) {  // columns: per block
     launch(kernel, (rows.d + columns - 1) / columns, kMedianThreads, 0, rows, out);
   };
   if (rows.n <= 16) {

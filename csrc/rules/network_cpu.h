@@ -10,14 +10,13 @@
 #include "rules/sort.h"
 
 // Batcher's odd-even merge sort as a network: a fixed list of exchanges that sorts any keys. It never branches on a
-// key, so one list serves many columns side by side, and an exchange is a minimum and a maximum that vectorise.
+// key, so one list sorts many columns side by side. An exchange is a minimum and a maximum, which vectorise.
 //
-// Sizes are powers of two. Where there are fewer rows, the rest are imagined as larger than all: an exchange with one
-// of them changes nothing and is left out.
+// Sizes are powers of two. Missing rows count as larger than all others: exchanges with them are left out.
 
 namespace secureafl::cpu {
 
-// Rows sorted at once in registers: in memory, an exchange waits for two loads and two stores.
+// Number of rows sorted at once in registers. In memory, each exchange would wait for two loads and two stores.
 constexpr int kInRegisters = 16;
 
 // One row of a tile of columns: four cache lines.
@@ -27,13 +26,13 @@ struct alignas(64) TileRow {
   K keys[kWidth];
 };
 
-// Sorts `count` rows: `first` and every `stride`-th behind it. `merge`: the halves of them are sorted already.
+// Sorts `count` rows: row `first` and every `stride`-th row after it. merge: both halves are already sorted.
 struct Step {
   int32_t first, stride, count;
   bool merge;
 };
 
-// The steps that sort `count` rows. Depth first: what was just sorted is still in the nearest cache.
+// The steps that sort `count` rows. Depth first: the rows just sorted are still in the L1 cache.
 class MergeSort {
  public:
   explicit MergeSort(int64_t count) : count_(count) { sort(0, power_of_two(count)); }
@@ -57,15 +56,15 @@ class MergeSort {
 
   void add(int64_t first, int64_t stride, int64_t size, bool merge) {
     const int64_t count = std::min(size, (count_ - first + stride - 1) / stride);
-    if (count <= (merge ? size / 2 : 1)) return;  // sorted as they are
+    if (count <= (merge ? size / 2 : 1)) return;  // already sorted
     steps.push_back({static_cast<int32_t>(first), static_cast<int32_t>(stride), static_cast<int32_t>(count), merge});
   }
 
   int64_t count_;
 };
 
-// The steps that bring the ranks first .. last of `count` rows to their places, and the others anywhere: going
-// backwards, a step that no wanted rank depends on is dropped.
+// The steps that put the ranks first .. last of `count` rows in their places; other rows may end anywhere. Walks
+// backwards and drops the steps that no wanted rank depends on.
 inline std::vector<Step> selection_network(int64_t count, int64_t first, int64_t last) {
   const std::vector<Step> all = MergeSort(count).steps;
   std::vector<Step> network;
@@ -83,10 +82,10 @@ inline std::vector<Step> selection_network(int64_t count, int64_t first, int64_t
   return network;
 }
 
-// One step over the whole width of its rows.
+// Runs one step on all columns.
 template <int kCount, bool kMerge, typename K>
 inline void sort_rows(TileRow<K>* rows, int64_t stride) {
-#pragma GCC ivdep  // no two rows are one
+#pragma GCC ivdep  // rows do not overlap
   for (int c = 0; c < TileRow<K>::kWidth; ++c) {
     K keys[kCount];
     for (int i = 0; i < kCount; ++i) keys[i] = rows[i * stride].keys[c];
@@ -99,13 +98,13 @@ inline void sort_rows(TileRow<K>* rows, int64_t stride) {
   }
 }
 
-// Finds the step's count among kCounts + 2.
+// Picks the instance for step.count, one of kCounts + 2.
 template <bool kMerge, typename K, int... kCounts>
 inline void sort_rows(TileRow<K>* rows, const Step& step, std::integer_sequence<int, kCounts...>) {
   (void)((step.count == kCounts + 2 && (sort_rows<kCounts + 2, kMerge>(rows, step.stride), true)) || ...);
 }
 
-// Runs the network down every column of tile (rows).
+// Runs the network on every column of tile (rows).
 template <typename K>
 SECUREAFL_AVX2_CLONES void apply(const std::vector<Step>& network, TileRow<K>* tile) {
   constexpr auto kCounts = std::make_integer_sequence<int, kInRegisters - 1>();

@@ -3,8 +3,8 @@
 #include "rules/columns_cpu.h"
 #include "rules/ops_impl.h"
 
-// Loops over memory on torch's own threads. What a thread sums does not depend on how many threads there are,
-// so a result does not either.
+// Loops on the threads of torch. The work of each sum does not depend on the number of threads, so neither does the
+// result.
 
 namespace secureafl {
 

@@ -3,7 +3,7 @@
 #include "rules/columns.cuh"
 #include "rules/ops_impl.h"
 
-// Launches on torch's current stream. No float atomics and fixed orders of summation: bit for bit repeatable.
+// Launches on the current stream of torch. No float atomics and fixed orders of summation: results repeat bit for bit.
 
 namespace secureafl {
 

@@ -7,10 +7,9 @@
 #include "rules/check.h"
 #include "rules/rows.h"
 
-// median and trimmed_mean from arguments to result, once for both devices: check, allocate, hand plain pointers over.
-// A Device brings
-//   reduce_columns(rows, rule, trim, out)   the rule over each column
-//   kHostReads                              whether the host may look into tensors without waiting
+// The ops median and trimmed_mean for both devices: check arguments, allocate, pass plain pointers. A Device has
+//   reduce_columns(rows, rule, trim, out)   applies the rule to each column
+//   kHostReads                              true if the host can read tensors without waiting
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -46,7 +45,7 @@ Tensor trimmed_mean(const Tensor& updates, int64_t trim, const std::optional<Ten
 
 }  // namespace secureafl::SECUREAFL_KIND
 
-// At the foot of each device's file.
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
 #define SECUREAFL_REGISTER_RULES(Device, key)                                       \
   STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                    \
     m.impl("median", TORCH_BOX(&secureafl::median<secureafl::Device>));             \

@@ -10,17 +10,19 @@
 
 // Order statistics of one column, without sorting it.
 //
-// A value becomes an unsigned key of the same order: -inf < .. < -0 < +0 < .. < +inf < NaN, every NaN alike.
-// A row that takes no part carries kAbsent, which no bound exceeds, so it is never counted and never summed.
+// Each value becomes an unsigned key with the same order: -inf < .. < -0 < +0 < .. < +inf < NaN; all NaNs have one key.
+// A row that takes no part has the key kAbsent. No bound is larger than kAbsent, so such a row is never counted and
+// never summed.
 //
-// A Column answers questions about its keys; how (a loop, a warp) is its own business:
-//   int32_t kept()                            how many rows take part: keys < kAbsent
-//   int32_t count_below(Key bound)            how many keys are < bound
-//   Key     least_from(Key bound)             the smallest key >= bound
-//   Key     greatest_below(Key bound)         the largest key < bound
-//   double  sum_between(Key low, Key high)    sum of the values whose keys lie strictly between
-//   bool    all(bool)                         true if it is for every column that shares the threads of this one
-// Where columns share a warp its lanes must meet in every answer, so nothing below branches on a column's values.
+// A Column answers questions about its keys, with a loop or with a warp:
+//   int32_t kept()                            number of rows that take part: keys < kAbsent
+//   int32_t count_below(Key bound)            number of keys < bound
+//   Key     least_from(Key bound)             smallest key >= bound
+//   Key     greatest_below(Key bound)         largest key < bound
+//   double  sum_between(Key low, Key high)    sum of the values with low < key < high
+//   bool    all(bool)                         true if true in all columns that share the threads of this one
+// If columns share a warp, all its lanes must take part in every answer. So no branch below depends on the values of
+// one column.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -52,7 +54,7 @@ constexpr Key<T> kSign = Key<T>(1) << (8 * sizeof(T) - 1);
 template <typename T>
 constexpr Key<T> kAbsent = ~Key<T>(0);
 
-// Both by working out what to flip, not by branching: loops over them vectorise.
+// Both compute the bits to flip instead of branching, so loops over them vectorise.
 template <typename T>
 SECUREAFL_FN Key<T> to_key(T value) {
   using Signed = std::make_signed_t<Key<T>>;
@@ -67,14 +69,14 @@ SECUREAFL_FN T from_key(Key<T> key) {
   return bits_of<T>(key ^ (key & kSign<T> ? kSign<T> : ~Key<T>(0)));
 }
 
-// The key of the given rank (0: smallest) among `kept`: bit by bit, the largest bound with at most `rank` keys below
-// it. Once a bound cuts off all ranks on one side the key is its neighbour: some ten steps in place of 32. Equal keys
-// cannot be cut apart, so now and then the smallest one left is tried itself.
+// The key of rank `rank` (0: smallest) among `kept` keys. Radix search: bit by bit, finds the largest bound with at
+// most `rank` keys below it. It stops early once a bound separates the rank from its neighbour, after about ten steps
+// instead of 32. Equal keys cannot be separated, so at some steps (kTries) the smallest remaining key itself is tried.
 template <typename T, typename Column>
 SECUREAFL_FN Key<T> select(const Column& column, int32_t rank, int32_t kept) {
   constexpr Key<T> kTries = kSign<T> >> 8 | kSign<T> >> 12 | kSign<T> >> 16 | kSign<T> >> 22;
   bool found = rank == 0 || rank == kept - 1, above = rank == 0;
-  Key<T> key = 0, bound = above ? 0 : kAbsent<T>;  // the answer: the smallest key from bound, or the largest below it
+  Key<T> key = 0, bound = above ? 0 : kAbsent<T>;  // result: smallest key >= bound, or largest key < bound
   for (Key<T> bit = kSign<T>; bit != 0 && !column.all(found); bit >>= 1) {
     const int32_t below = column.count_below(key | bit);
     if (!found) {
@@ -99,8 +101,8 @@ SECUREAFL_FN Key<T> select(const Column& column, int32_t rank, int32_t kept) {
   return above ? least : greatest;
 }
 
-// The same from a guess: from one key to its neighbour until the rank is met, or after some steps by the search. For a
-// column that has its threads to itself, since the way depends on the keys.
+// The same, starting from a guess: walks from key to key until it meets the rank, and falls back to the search after
+// some steps. Only for a column that does not share its threads, because the path depends on the keys.
 template <typename T, typename Column>
 SECUREAFL_FN Key<T> select_near(const Column& column, int32_t rank, int32_t kept, Key<T> guess) {
   constexpr int kSteps = 4;
@@ -116,7 +118,7 @@ SECUREAFL_FN Key<T> select_near(const Column& column, int32_t rank, int32_t kept
   return select<T>(column, rank, kept);
 }
 
-// (a + b) / 2 without the overflow of a + b; a float's sum cannot overflow in double.
+// (a + b) / 2 without overflow. A sum of two floats cannot overflow in double.
 SECUREAFL_FN float midpoint(float a, float b) {
   return static_cast<float>((static_cast<double>(a) + static_cast<double>(b)) / 2);
 }
@@ -125,20 +127,20 @@ SECUREAFL_FN double midpoint(double a, double b) {
   return isfinite(sum) ? sum / 2 : a / 2 + b / 2;
 }
 
-// How many values a rule drops on either side of `kept` ones. The median is the deepest trim there is.
+// Number of values that a rule drops at each end of `kept` values. The median drops as many as possible.
 SECUREAFL_FN int32_t dropped(Rule rule, int32_t trim, int32_t kept) {
   if (rule == Rule::kMedian) return kept > 0 ? (kept - 1) / 2 : 0;
   return rule == Rule::kTrimmedMean ? trim : 0;
 }
 
-// A key that the median may be close to.
+// A key close to the expected median.
 template <typename T>
 struct Guess {
   bool given = false;
   Key<T> key = 0;
 };
 
-// Mean of the values whose ranks lie in [trim, kept - trim); zero if there are none.
+// Mean of the values with ranks in [trim, kept - trim); zero if there are none.
 template <typename T, typename Column>
 SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim, Guess<T> guess = {}) {
   const int32_t kept = column.kept();
@@ -155,7 +157,7 @@ SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim, Gues
     return midpoint(from_key<T>(low), from_key<T>(low_end > last ? low : next));
   }
 
-  // Ties: copies of the two border values may lie on both sides of the border.
+  // Ties: copies of a border value may be inside and outside of the range.
   const Key<T> high = select<T>(column, last, kept);
   const int32_t lows = low_end - first, highs = last + 1 - column.count_below(high);
   const double sum = lows * static_cast<double>(from_key<T>(low)) + column.sum_between(low, high) +

@@ -5,11 +5,12 @@
 #include "common/host_device.h"
 #include "rules/rank.h"
 
-// What a coordinate-wise rule runs over: n rows that lie in memory, or n rows made on the fly. Both answer
-//   bool takes_part(k)       whether row k counts; one that does not is not looked at
-//   void keys(k, c, out)     the keys of row k at the coordinates c .. c + kRun - 1; out (kRun)
-//   Key  key(k, c)           one of them, kAbsent if the row takes no part
-//   kStored                  whether they lie in memory
+// Rows: the input of a coordinate-wise rule, n rows in memory or n rows computed on the fly (lbfgs/aggregate.h). Both
+// have
+//   bool takes_part(k)       false: row k is ignored
+//   void keys(k, c, out)     keys of row k at the coordinates c .. c + kRun - 1; out (kRun)
+//   Key  key(k, c)           one key, kAbsent if the row takes no part
+//   kStored                  true if the rows are in memory
 
 namespace secureafl::SECUREAFL_KIND {
 

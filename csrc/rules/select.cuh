@@ -7,7 +7,7 @@
 
 namespace secureafl::cuda {
 
-// The threads that share one coordinate of a tile: every kColumns-th of a warp, or a block of one column.
+// The threads that share one coordinate of a tile: every kColumns-th thread of a warp, or a block with one column.
 template <int kThreads, int kColumns>
 struct Lanes {
   static constexpr int kWarps = kThreads / 32;
@@ -33,10 +33,10 @@ struct Lanes {
     const auto op = [](uint32_t a, uint32_t b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
     return __uint_as_float(across_warps(shuffled(__float_as_uint(value), op), op));
   }
-  // Columns in one warp search side by side; one that has found its key waits for the others.
+  // Columns of one warp search side by side: a finished column waits for the others.
   __device__ bool all(bool own) const { return kColumns == 1 ? own : __all_sync(~0u, own); }
 
-  // Every column's value to every thread.
+  // Gives the value of every column to all threads.
   __device__ void broadcast(float value, float (&out)[kColumns]) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) out[c] = kColumns == 1 ? value : __shfl_sync(~0u, value, c);
@@ -52,8 +52,8 @@ struct Lanes {
     return value;
   }
 
-  // From a warp's value to the block's. Two places take turns, so one barrier is enough: whoever writes to a place
-  // again has passed the barrier behind which it was read.
+  // Combines the values of the warps of a block. Two buffers alternate, so one barrier is enough: a thread that writes
+  // to a buffer again has passed the barrier after its last read.
   template <typename Op>
   __device__ uint32_t across_warps(uint32_t value, Op op) const {
     if constexpr (kWarps == 1) {
@@ -70,12 +70,12 @@ struct Lanes {
   }
 };
 
-// One coordinate's keys, kItems in the registers of each of its lanes: a Column for math/rank.h.
+// The keys of one coordinate, kItems in the registers of each lane. A Column for rank.h.
 template <typename Lanes, int kItems>
 struct RegisterColumn {
   const Lanes& lanes;
   const uint32_t (&keys)[kItems];
-  int32_t rows;  // that take part
+  int32_t rows;  // number of rows that take part
 
   __device__ bool all(bool own) const { return lanes.all(own); }
   __device__ int32_t kept() const { return rows; }
@@ -83,7 +83,7 @@ struct RegisterColumn {
   __device__ int32_t count_below(uint32_t bound) const {
     uint32_t count = 0;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {  // count += keys[i] < bound, by the borrow of a difference: two instructions
+    for (int i = 0; i < kItems; ++i) {  // count += keys[i] < bound in two instructions: the borrow of a subtraction
       asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; subc.u32 %0, %0, 0; }" : "+r"(count) : "r"(keys[i]), "r"(bound));
     }
     return static_cast<int32_t>(lanes.sum(0u - count));
@@ -100,7 +100,7 @@ struct RegisterColumn {
     for (int i = 0; i < kItems; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
     return lanes.greatest(greatest);
   }
-  // In float32, unlike the ops: a mean over at most 1024 rows, where float64 would double the shuffles.
+  // In float32, unlike the other ops: a mean of at most 1024 rows. float64 would double the shuffles.
   __device__ double sum_between(uint32_t low, uint32_t high) const {
     float sum = 0;
 #pragma unroll
@@ -109,7 +109,8 @@ struct RegisterColumn {
   }
 };
 
-// One step of a bitonic merge between threads: each keeps the smaller or the larger of its keys and another's.
+// One step of a bitonic merge between threads: each thread keeps the smaller or the larger of its keys and those of its
+// partner.
 template <bool kReversed, int kItems>
 __device__ inline void exchange_between(uint32_t (&keys)[kItems], int distance, bool upper) {
   uint32_t others[kItems];
@@ -121,7 +122,7 @@ __device__ inline void exchange_between(uint32_t (&keys)[kItems], int distance, 
   for (int i = 0; i < kItems; ++i) keys[i] = upper ? max(keys[i], others[i]) : min(keys[i], others[i]);
 }
 
-// Sorts what rises and then falls, in one thread's registers.
+// Bitonic merge in the registers of one thread.
 template <int kNear, int kItems, int... kPlaces>
 __device__ inline void exchange_far(uint32_t (&keys)[kItems], std::integer_sequence<int, kPlaces...>) {
   (exchange<kPlaces / kNear * 2 * kNear + kPlaces % kNear, kPlaces / kNear * 2 * kNear + kPlaces % kNear + kNear>(keys),
@@ -135,9 +136,9 @@ __device__ inline void merge_bitonic(uint32_t (&keys)[kItems]) {
   }
 }
 
-// The two middle keys of the kLanes x kItems that the lanes of a column hold, each a power of two: sorted in each
-// thread, then merged pair by pair; of the last merge only the border between the halves is wanted. The same steps
-// whatever the keys, where a search would wait for its slowest column.
+// The two middle keys of the kLanes x kItems keys of a column; both are powers of two. Each thread sorts its keys, then
+// threads merge in pairs. The last merge computes only the border between the two halves. The steps do not depend on
+// the keys; a search would wait for the slowest column.
 template <int kLanes, int kItems>
 __device__ inline void middle_keys(uint32_t (&keys)[kItems], int lane, uint32_t& low, uint32_t& high) {
   constexpr int kColumns = 32 / kLanes;
@@ -151,7 +152,7 @@ __device__ inline void middle_keys(uint32_t (&keys)[kItems], int lane, uint32_t&
   }
   const bool upper = lane & (kLanes / 2);
   exchange_between<true>(keys, 31 / kColumns * kColumns, upper);
-  uint32_t border = upper ? ~keys[0] : keys[0];  // the smallest of the upper half is the largest of its complements
+  uint32_t border = upper ? ~keys[0] : keys[0];  // min of the upper half = complement of the max of the complements
 #pragma unroll
   for (int i = 1; i < kItems; ++i) border = max(border, upper ? ~keys[i] : keys[i]);
 #pragma unroll
@@ -161,13 +162,13 @@ __device__ inline void middle_keys(uint32_t (&keys)[kItems], int lane, uint32_t&
   high = upper ? mine : other;
 }
 
-// The rule over the keys of one coordinate; `guess` is what a median may be close to. Which rows take part is the same
-// for all coordinates, so the places left over can be filled with smallest and largest keys that put the median in the
-// middle of all places.
+// Applies the rule to the keys of one coordinate. guess: a value close to the median. The rows that take part are the
+// same for all coordinates, so unused places are padded once with smallest and largest keys, such that the median is in
+// the middle of all places.
 template <int kLanes, int kItems>
 class ColumnRule {
  public:
-  static constexpr bool kSorts = kLanes < 32;  // more lanes: the search has fewer steps between threads
+  static constexpr bool kSorts = kLanes < 32;  // with more lanes, a search needs fewer shuffles
 
   template <typename Lanes, typename Wants>
   __device__ ColumnRule(const Lanes& lanes, int lane, const Wants& wants, Rule rule) : lane_(lane) {
@@ -191,7 +192,7 @@ class ColumnRule {
     }
   }
 
-  // As to_key, for values that this thread has computed: their NaN is 0x7fffffff, above all others as it stands.
+  // As to_key, for values computed by this thread: their NaN is 0x7fffffff, which already sorts last.
   __device__ uint32_t key(int i, float value) const {
     const auto bits = static_cast<int32_t>(__float_as_uint(value));
     const uint32_t key = bits ^ (bits >> 31 | static_cast<int32_t>(0x80000000u));
@@ -210,7 +211,7 @@ class ColumnRule {
         return kept_ % 2 == 1 ? middle : midpoint(middle, from_key<float>(high));
       }
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {  // a NaN that takes part is not one that does not
+      for (int i = 0; i < kItems; ++i) {  // a NaN in a row that takes part must not look absent
         if (wanted_ >> i & 1) keys[i] = min(keys[i], kAbsent<float> - 1);
       }
     }
@@ -220,8 +221,8 @@ class ColumnRule {
 
  private:
   int lane_, kept_ = 0;
-  uint32_t wanted_ = 0;                 // bit i: place i of this thread
-  uint32_t pads_[kSorts ? kItems : 1];  // the key of a place that is left over
+  uint32_t wanted_ = 0;                 // bit i: the row at place i of this thread takes part
+  uint32_t pads_[kSorts ? kItems : 1];  // keys of unused places
 };
 
 }  // namespace secureafl::cuda

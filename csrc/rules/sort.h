@@ -5,10 +5,9 @@
 
 #include "common/host_device.h"
 
-// Batcher's odd-even merge sort of one column's keys held (kCount), written out by the compiler: a fixed list of
-// exchanges that never branches on a key. Sizes are powers of two; where there are fewer keys, the rest are imagined as
-// larger than all: an exchange with one of them changes nothing and is left out. So is, by the compiler, all that no
-// wanted key depends on.
+// Batcher's odd-even merge sort of the keys of one column, in registers. The exchanges are fixed at compile time and
+// never branch on a key. Sizes are powers of two; missing keys count as larger than all others, so exchanges with them
+// are left out. The compiler also drops exchanges that no used key depends on.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -21,7 +20,7 @@ SECUREAFL_BOTH int64_t power_of_two(int64_t count) {
 template <int kLow, int kHigh, int kCount, typename K>
 SECUREAFL_FN void exchange(K (&keys)[kCount]) {
   if constexpr (kHigh < kCount) {
-    const K a = keys[kLow], b = keys[kHigh];  // by value: std::min's references do not vectorise
+    const K a = keys[kLow], b = keys[kHigh];  // by value: the references of std::min do not vectorise
     keys[kLow] = a < b ? a : b;
     keys[kHigh] = a < b ? b : a;
   }

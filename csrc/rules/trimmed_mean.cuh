@@ -5,13 +5,13 @@
 
 #include "rules/rank.h"
 
-// Any rule over any rows: trimmed_mean, the mean, and the median where median.cuh has no kernel for it.
+// Kernel of `trimmed_mean`, and of `aggregate` with any rule. Also computes medians that median.cuh does not cover.
 
 namespace secureafl::cuda {
 
 namespace cg = cooperative_groups;
 
-// One column's keys in shared memory, read by the 32 lanes of a warp together.
+// The keys of one column in shared memory, read by the 32 lanes of a warp.
 template <typename T>
 struct WarpColumn {
   const Key<T>* keys;  // (n), `stride` apart
@@ -56,8 +56,8 @@ struct WarpColumn {
 };
 
 // The rule over each column of rows (n, d).      out (d)
-// A block takes 2^tile_bits columns at a time: all threads fill a tile of keys, row by row so that loads coalesce;
-// then each warp reduces columns of its own. The odd stride keeps a warp's walk down a column off one bank.
+// A block processes 2^tile_bits columns at a time. All threads fill a tile of keys, row by row so that loads coalesce.
+// Then each warp reduces its own columns. The stride is odd: a warp that reads down a column touches different banks.
 template <typename Rows, typename out_t>
 __global__ void reduce_columns_kernel(Rows rows, Rule rule, int64_t trim, int tile_bits, out_t* out) {
   using T = typename Rows::value_type;

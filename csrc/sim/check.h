@@ -4,7 +4,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// vector (d): a net's parameters
+// vector (d): the parameters of a net.
 inline Check check_net(const char* op, const Tensor& vector) {
   if (vector.scalar_type() != ScalarType::Float) {
     refuse(op, "vector must have dtype float32, got ", name_of(vector.scalar_type()));

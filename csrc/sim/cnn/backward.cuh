@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(kThreads) fc_backward_kernel(Cnn net, i
   float* result = net.result + minibatch * net.size;
   const float* dz3 = net.dz3 + first * net.hidden;
   const int across = tiles(net.features);
-  if (job < tiles(net.batch) * across) {  // first, as the next kernel waits for it
+  if (job < tiles(net.batch) * across) {  // first, because the next kernel needs it
     const Matrix d{dz3, net.batch, net.hidden, net.hidden, 1};
     const Matrix weight{net.vector + net.fc1, net.hidden, net.features, net.features, 1};
     const Tile out(job / across, job % across);
@@ -40,7 +40,7 @@ inline int fc_backward_jobs(const Cnn& net) {
          tiles(net.classes) * tiles(net.hidden + 1);
 }
 
-// Where the maximum of a pooling window lies, in rows of `row` floats. `across`: windows side by side.
+// Offset of the maximum of a pooling window, in rows of `row` floats. across: windows per row.
 __device__ inline int position(int window, int across, uint8_t from, int row) {
   return (window / across * 2 + from / 2) * row + window % across * 2 + from % 2;
 }
@@ -48,10 +48,10 @@ __device__ inline int position(int window, int across, uint8_t from, int row) {
 // Block: image, channels of the first convolution.      da2 -> da1 in shared memory -> dconv1
 __device__ inline void conv1_gradient(const Cnn& net, int64_t image, int first, float* shared) {
   const int windows = net.h2 * net.w2, rows = 2 * net.h2 + 4, plane = rows * kRow;
-  const int high = 2 * net.h2 + 2, wide = 2 * net.w2 + 2, pixels = high * wide;  // of a1, that reach a window
+  const int high = 2 * net.h2 + 2, wide = 2 * net.w2 + 2, pixels = high * wide;  // pixels of a1 in a window
   const int here = min(kGroup1, kConv1 - first);
-  float* weights = shared;                            // (kGroup1, kConv2, kSpread): turned around
-  float* dz2 = weights + kGroup1 * kConv2 * kSpread;  // (kConv2, rows, kRow): two zeros on every side
+  float* weights = shared;                            // (kGroup1, kConv2, kSpread): taps in reverse order
+  float* dz2 = weights + kGroup1 * kConv2 * kSpread;  // (kConv2, rows, kRow): padded with two zeros on every side
   float* da1 = dz2 + kConv2 * plane;                  // (kParts, kGroup1, high, wide)
   float* x = da1 + kParts * kGroup1 * pixels;         // (channels, height, kImageRow)
 #pragma unroll 4
@@ -90,12 +90,12 @@ __device__ inline void conv1_gradient(const Cnn& net, int64_t image, int first, 
   }
   __syncthreads();
 
-  const int channel = threadIdx.x / 32, lane = threadIdx.x % 32;  // a warp each
+  const int channel = threadIdx.x / 32, lane = threadIdx.x % 32;  // one warp per channel
   if (channel >= here) return;
   const uint8_t* from1 = net.from1 + (image * kConv1 + first + channel) * net.h1 * net.w1;
   float* result = net.dconv1 + image * net.conv2;
   for (int c = 0; c < net.channels; ++c) {
-    float sum[kTaps + 1] = {};  // the last is the bias's
+    float sum[kTaps + 1] = {};  // the last one is for the bias
     for (int i = lane; i < pixels; i += 32) {
       const uint8_t from = from1[i / wide * net.w1 + i % wide];
       if (from == kDead) continue;
@@ -122,10 +122,10 @@ __device__ inline void conv2_gradient(const Cnn& net, int job, float* shared) {
   const int64_t minibatch = job / kGroupsW / net.chunks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = group * kGroupW, channel = first + warp;
   const int here = min(kGroupW, kConv2 - first), pairs = (net.w1 + 1) / 2;
-  const int plane = net.h1 * kRow + 1;                      // odd: the lanes' planes lie in different banks
-  float* a1 = shared;                                       // (kConv1 + 1, plane): the last has ones, for the bias
-  float* d = a1 + (kConv1 + 1) * plane;                     // (kGroupW, windows)
-  int* at = reinterpret_cast<int*>(d + kGroupW * windows);  // (kGroupW, windows): where the window's maximum begins
+  const int plane = net.h1 * kRow + 1;   // odd: the planes of the lanes start in different banks
+  float* a1 = shared;                    // (kConv1 + 1, plane): the last plane is all ones, for the bias
+  float* d = a1 + (kConv1 + 1) * plane;  // (kGroupW, windows)
+  int* at = reinterpret_cast<int*>(d + kGroupW * windows);  // (kGroupW, windows): offset of the maximum, -1 if dead
   for (int i = threadIdx.x; i < plane; i += kThreads) a1[kConv1 * plane + i] = 1;
   pdl_wait();
   const float* own = a1 + min(lane, kConv1) * plane;
@@ -170,7 +170,7 @@ static __global__ void __launch_bounds__(kThreads) conv_backward_kernel(Cnn net)
   extern __shared__ float4 shared[];
   pdl_trigger();
   float* memory = reinterpret_cast<float*>(shared);
-  const unsigned longer = net.images * kGroups1;  // those that take longer come first
+  const unsigned longer = net.images * kGroups1;  // the longer jobs start first
   if (blockIdx.x < longer) {
     conv1_gradient(net, blockIdx.x / kGroups1, blockIdx.x % kGroups1 * kGroup1, memory);
   } else {

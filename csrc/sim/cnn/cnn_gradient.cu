@@ -12,7 +12,7 @@ struct Piece {
   int64_t count;
 };
 
-// The memory between the kernels, a1 first: it is read in float4.
+// Buffers between the kernels. a1 is first, because it is read as float4 and must be aligned.
 inline std::vector<Piece> pieces(Cnn& net) {
   return {{&net.a1, net.images * kConv1 * net.h1 * kRow},
           {&net.a2, net.images * net.features},
@@ -25,7 +25,7 @@ inline std::vector<Piece> pieces(Cnn& net) {
           {&net.dconv2, net.minibatches * net.chunks * kConv2Size}};
 }
 
-// All but the pointers.
+// Sets everything except the pointers.
 inline Cnn shape_of_cnn(int64_t minibatches, int batch, int channels, int height, int width, int hidden, int classes) {
   Cnn net{};
   net.minibatches = minibatches, net.images = minibatches * batch;
@@ -44,7 +44,7 @@ inline Cnn shape_of_cnn(int64_t minibatches, int batch, int channels, int height
   return net;
 }
 
-// Shared memory, in bytes, of the kernels that hold an image.
+// Bytes of shared memory of the kernels that hold an image.
 inline int64_t conv1_bytes(const Cnn& net) { return 4 * net.channels * (kGroup1 * kSpread + net.height * kImageRow); }
 inline int64_t conv2_bytes(const Cnn& net) { return 4 * kConv1 * (kGroup2 * kSpread + net.h1 * kRow); }
 inline int64_t backward_bytes(const Cnn& net) {
@@ -69,7 +69,7 @@ inline void launch_cnn(const Launcher& launch, const Cnn& net) {
 
 }  // namespace cuda
 
-// A row per minibatch: the gradient at `vector` (d) of the mean cross entropy over its images.
+// One row per minibatch: the gradient at `vector` (d) of the mean cross entropy over its images.
 //   x (k, B, C, H, W)   y (k, B)   -> (k, d)
 Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t hidden, int64_t classes) {
   constexpr const char* op = "cnn_gradient";
@@ -78,7 +78,7 @@ Tensor cnn_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int6
   check.typed("y", y, ScalarType::Long, "(k, B)", {x.size(0), x.size(1)});
   check.within("hidden must lie in", hidden, 1, 256);
   check.within("classes must lie in", classes, 1, 256);
-  check.within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // or a grid has too many blocks
+  check.within("x must hold a number of minibatches k in", x.size(0), 0, 65536);  // limit of the grid size
   check.within("x must hold a number of images B in", x.size(1), 1, 256);
   check.within("x must hold a number of channels C in", x.size(2), 1, 3);
   check.within("x must have a height H in", x.size(3), 10, 32);

@@ -3,31 +3,31 @@
 #include "common/launch.cuh"
 #include "sim/cnn/tiles.cuh"
 
-// The gradient of the paper's CNN in seven kernels, which start early: each begins with what no other one writes
-// (parameters, pixels), then waits for the one before, which has waited for its own. All sums have a fixed order that
-// knows nothing of the other minibatches. Here: the net, and forward up to the loss.
+// Gradient of the CNN of the paper, in seven kernels with programmatic dependent launch: each kernel first reads data
+// that no kernel writes (parameters, pixels), then waits for the previous kernel. All sums have a fixed order that does
+// not depend on the other minibatches. This file: the net, and the forward pass up to the loss.
 
 namespace secureafl::cuda {
 
 constexpr int kConv1 = 30, kConv2 = 50;  // output channels
 constexpr int kConv2Size = kConv2 * kConv1 * kTaps + kConv2;
-// Floats from one row to the next in shared memory, even for the sake of float2. Two rows of kRow are 12 banks: the
-// windows that a half warp reads, five or six in a row, lie in different ones.
+// Row stride in shared memory, in floats; even, for float2 loads. Two rows of kRow are 12 banks apart: the windows that
+// a half warp reads (five or six per row) are in different banks.
 constexpr int kImageRow = 34, kRow = 22;
-constexpr int kSplit = 64;                 // features that one block of fc1 sums over
-constexpr int kGroup1 = 8, kGroups1 = 4;   // channels of the first convolution in a block; blocks for all
-constexpr int kGroup2 = 14, kGroups2 = 4;  // the same of the second, forward
-constexpr int kGroupW = 8, kGroupsW = 7;   // and for its weights' gradient: a warp each
-constexpr int kChunk = 2;                  // images whose weight gradients one block adds up
-constexpr int kParts = 3;                  // of the sum over channels behind a data gradient
+constexpr int kSplit = 64;                 // features summed by one block of fc1
+constexpr int kGroup1 = 8, kGroups1 = 4;   // conv1: channels per block; number of blocks
+constexpr int kGroup2 = 14, kGroups2 = 4;  // conv2, forward: the same
+constexpr int kGroupW = 8, kGroupsW = 7;   // conv2, weight gradient: the same, one warp per channel
+constexpr int kChunk = 2;                  // images per block in the weight gradient of conv2
+constexpr int kParts = 3;                  // parts of the sum over channels in the input gradient of conv2
 constexpr int kConvThreads = 192;
 
 struct Cnn {
-  // images = minibatches * batch of (channels, height, width); (h1, w1) and (h2, w2) are left after pooling
+  // images = minibatches * batch, each (channels, height, width). After pooling: (h1, w1), then (h2, w2).
   int64_t minibatches, images;
   int batch, channels, height, width, h1, w1, h2, w2, features, hidden, classes;
-  int splits, chunks;  // of the features in fc1; of the batch in the second convolution's weight gradient
-  // where a parameter begins in a vector; their number
+  int splits, chunks;  // of the features in fc1; of the batch in the weight gradient of conv2
+  // offsets of the parameters in a vector; total size
   int conv1_bias, conv2, conv2_bias, fc1, fc1_bias, fc2, fc2_bias, size;
 
   const float* vector;  // (size)
@@ -35,16 +35,16 @@ struct Cnn {
   const int64_t* y;     // (images)
   float* result;        // (minibatches, size)
 
-  float* a1;       // (images, kConv1, h1, kRow): pooled; w1 floats of each row count
+  float* a1;       // (images, kConv1, h1, kRow): pooled; only w1 floats of each row are used
   float* a2;       // (images, features), features = (kConv2, h2, w2)
-  float* z3;       // (splits, images, hidden): parts of fc1's sums
+  float* z3;       // (splits, images, hidden): partial sums of fc1
   float* a3;       // (images, hidden)
   float* dz4;      // (images, classes): d loss / d logits
   float* dz3;      // (images, hidden)
   float* da2;      // (images, features)
-  float* dconv1;   // (images, conv2): weight and bias, as in a vector
+  float* dconv1;   // (images, conv2): gradients of weight and bias, in the order of a vector
   float* dconv2;   // (minibatches, chunks, kConv2Size): the same
-  uint8_t* from1;  // (images, kConv1, h1, w1): which of its window's four the maximum was, or kDead
+  uint8_t* from1;  // (images, kConv1, h1, w1): position of the maximum in its window (0 .. 3), or kDead
   uint8_t* from2;  // (images, features)
 };
 
@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(kConvThreads) conv1_kernel(Cnn net) {
       net.from1[plane * windows + window] = pool(sum[i], net.a1[(plane * net.h1 + y) * kRow + x]);
     }
   }
-  const int spare = kRow - net.w1;  // of each row: others read whole ones, though they use nothing of it
+  const int spare = kRow - net.w1;  // unused floats of each row, set to zero: later kernels load whole rows
   float* rows = net.a1 + (image * kConv1 + first) * net.h1 * kRow;
   for (int i = threadIdx.x; i < here * net.h1 * spare; i += kConvThreads) {
     rows[i / spare * kRow + net.w1 + i % spare] = 0;
@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(kThreads) head_kernel(Cnn net) {
     float sum = net.vector[net.fc1_bias + j];
 #pragma unroll 8
     for (int s = 0; s < net.splits; ++s) sum += net.z3[(s * net.images + image) * net.hidden + j];
-    net.a3[image * net.hidden + j] = a3[j] = sum <= 0 ? 0 : sum;  // NaN stays
+    net.a3[image * net.hidden + j] = a3[j] = sum <= 0 ? 0 : sum;  // keeps NaN
   }
   __syncthreads();
   for (int c = threadIdx.x / 32; c < net.classes; c += kThreads / 32) {
@@ -166,7 +166,7 @@ static __global__ void __launch_bounds__(kThreads) head_kernel(Cnn net) {
   float most = z4[0], total = 0;
   for (int c = 1; c < net.classes; ++c) most = fmaxf(most, z4[c]);
   for (int c = 0; c < net.classes; ++c) total += expf(z4[c] - most);
-  // A label that is no class counts as none: the host does not look, and nothing is read or written by it.
+  // A label out of range matches no class. The host does not check labels; no address depends on them.
   for (int c = threadIdx.x; c < net.classes; c += kThreads) {
     dz4[c] = (expf(z4[c] - most) / total - (c == net.y[image] ? 1 : 0)) / net.batch;
     net.dz4[image * net.classes + c] = dz4[c];

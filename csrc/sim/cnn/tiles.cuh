@@ -8,9 +8,9 @@
 
 namespace secureafl::cuda {
 
-constexpr int kTaps = 9;      // of a 3 x 3 kernel
-constexpr int kSpread = 12;   // floats from one kernel to the next in shared memory, which keeps float4 aligned
-constexpr uint8_t kDead = 4;  // in place of a position 0..3: ReLU lets no gradient through
+constexpr int kTaps = 9;      // a 3 x 3 kernel
+constexpr int kSpread = 12;   // stride of the kernels in shared memory, in floats; keeps float4 aligned
+constexpr uint8_t kDead = 4;  // instead of a position 0 .. 3: the ReLU is zero, no gradient
 
 __device__ inline void fill(float (&values)[4], float value) {
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ inline void spread_weights(const float* from, int count, float* to) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i / kTaps * kSpread + i % kTaps] = from[i];
 }
 
-// What one input channel brings to a window's four positions: a patch (4, 4) and an output channel's taps (9).
+// One input channel of a window: a patch (4, 4), and the taps (9) of an output channel.
 template <int kRow>
 struct Patch {
   float2 half[4][2];
@@ -47,9 +47,9 @@ struct Taps {
   }
 };
 
-// Adds kOut channels' convolution at the four positions of one window: 16 pixels serve kOut * 36 products. Loads run
-// ahead of their use, since few warps are there to wait in turns.
-//   patch (in, 4, kRow), `plane` from one channel to the next   weights (kOut, in, kSpread), `next` likewise
+// Adds the convolution of kOut channels at the four positions of one window: 16 pixels are used in kOut * 36 products.
+// Loads are issued before their use, because few warps are available to hide latency.
+//   patch (in, 4, kRow), stride `plane` between channels   weights (kOut, in, kSpread), stride `next`
 template <int kRow, int kOut>
 __device__ inline void convolve(const float* patch, int plane, const float* weights, int next, int in,
                                 float (&sum)[kOut][4]) {
@@ -76,7 +76,7 @@ __device__ inline void convolve(const float* patch, int plane, const float* weig
   }
 }
 
-// ReLU of the window's maximum, and where that came from: as in torch the first of equals, and NaN above all.
+// ReLU of the maximum of a window, and its position. As in torch: the first of equal values, and NaN is the largest.
 __device__ inline uint8_t pool(const float (&z)[4], float& out) {
   float most = z[0];
   uint8_t from = 0;
@@ -88,20 +88,20 @@ __device__ inline uint8_t pool(const float (&z)[4], float& out) {
   return most <= 0 ? kDead : from;
 }
 
-constexpr int kTile = 32, kStep = 64;  // a product's tile; how much of the inner dimension is in shared memory
-constexpr int kLeftRow = kTile + 4, kRightRow = kTile + 1;  // padded: one is read in float4, the other across
+constexpr int kTile = 32, kStep = 64;  // tile of a matrix product; part of the inner dimension in shared memory
+constexpr int kLeftRow = kTile + 4, kRightRow = kTile + 1;  // padded: for float4 loads; for loads across rows
 constexpr int kTileBytes = kStep * (kLeftRow + kRightRow) * static_cast<int>(sizeof(float));
 constexpr int kThreads = kTile / 4 * kTile;
 
 __host__ __device__ constexpr int tiles(int count) { return (count + kTile - 1) / kTile; }
 
-// Element (r, c) lies at r * row + c * column.
+// Element (r, c) is at r * row + c * column.
 struct Matrix {
   const float* data;
   int rows, columns, row, column;
 };
 
-// Which four of a tile's elements this thread has: (m .. m + 3, n).
+// The four elements of a tile that this thread computes: (m .. m + 3, n).
 struct Tile {
   int first_m, first_n, m, n;
   __device__ Tile(int down, int across)
@@ -111,8 +111,8 @@ struct Tile {
         n(first_n + static_cast<int>(threadIdx.x) % kTile) {}
 };
 
-// Adds the tile of left * right over the inner indices begin .. end - 1. Beyond its edges the right one has ones: a
-// column further than it has, the product's is the sum over the left one's rows.
+// Adds a tile of left * right over the inner indices begin .. end - 1. Past its edges the right matrix is padded with
+// ones: one column past its end, the product is the sum over the rows of the left matrix (a bias gradient).
 __device__ inline void multiply(const Matrix& left, const Matrix& right, const Tile& out, int begin, int end,
                                 float (&sum)[4]) {
   extern __shared__ float4 shared[];
@@ -121,7 +121,7 @@ __device__ inline void multiply(const Matrix& left, const Matrix& right, const T
   for (; begin < end; begin += kStep) {
     const int steps = min(kStep, end - begin);
 #pragma unroll
-    for (int s = 0; s < kTile * kStep / kThreads; ++s) {  // along what lies side by side
+    for (int s = 0; s < kTile * kStep / kThreads; ++s) {  // in the order of memory
       const int i = s * kThreads + threadIdx.x;
       const int m = left.column == 1 ? i / kStep : i % kTile, k = left.column == 1 ? i % kStep : i / kTile;
       const bool inside = out.first_m + m < left.rows && k < steps;
@@ -148,7 +148,7 @@ __device__ inline void multiply(const Matrix& left, const Matrix& right, const T
   }
 }
 
-// One tile of a linear layer's gradient: weight (out, in), then bias (out), the weight of an input that is always one.
+// One tile of the gradient of a linear layer: weight (out, in), then bias (out), the weight of a constant input of one.
 //   d (batch, out)   input (batch, in)
 __device__ inline void linear_gradient(const float* d, int out, const float* input, int in, int batch, int job,
                                        float* result) {

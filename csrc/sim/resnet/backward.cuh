@@ -2,13 +2,13 @@
 
 #include "sim/resnet/forward.cuh"
 
-// ResNet-20's way back, and the mean of the images' gradients.
+// Backward pass of ResNet-20, and the mean of the gradients of all images.
 
 namespace secureafl::cuda {
 
-// dy: the gradient of a norm's output, in tiles -> that of the convolution's, in the plane dz, whose lift it returns.
-// z: what the convolution gave; that, normalized, afterwards. All have left the last convolution when it calls
-// `meanwhile`, for what takes time.
+// Backward pass of a norm. dy: gradient of its output, in tiles -> gradient of its input, in the plane dz; returns the
+// prescale of dz. z: the output of the convolution; normalized in place. Calls `meanwhile` after a barrier, when all
+// threads have finished the previous convolution, to start slow loads.
 template <int C, typename What>
 __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z, Tiles<C>& dy, const What& meanwhile) {
   constexpr int kDown = Level<C>::kDown;
@@ -16,7 +16,7 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
   Tiles<C>& normal = z;
   const Norms<C> norms = norms_of<C>(image, conv);
   uint32_t most = 0;
-  float sums[2][2][2] = {};  // group, channel of this lane's two; of dy, and of dy times what was normalized
+  float sums[2][2][2] = {};  // group; channel; sum of dy, sum of dy * normalized z
   for_tiles<C>([&](int i, int j, int e) {
     normal[i][j][e] = norms(j, e).normal(normal[i][j][e]);
     sums[j][e % 2][0] += dy[i][j][e];
@@ -29,7 +29,7 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
   const bool own_j = threadIdx.x & 16, own_e = threadIdx.x & 8, own_sum = threadIdx.x & 4;
   const float first = own_e ? norms(0, 1).gamma : norms(0, 0).gamma;
   const float gamma = own_j ? own_e ? norms(1, 1).gamma : norms(1, 0).gamma : first;
-  float whole = gamma * sum_channels<C>(image.at, sums);  // of the group: its eight channels
+  float whole = gamma * sum_channels<C>(image.at, sums);  // over the eight channels of the group
 #pragma unroll
   for (int i = 0; i < 3; ++i) whole += __shfl_xor_sync(0xffffffffu, whole, i < 2 ? 1 << i : 8);
   float2* parts = image.at.groups + Level<C>::group(own_j) * kDown;
@@ -41,23 +41,23 @@ __device__ inline float norm_backward(const Image& image, int conv, Tiles<C>& z,
     image.norm_part(conv)[c] = total.y, image.norm_part(conv)[C + c] = total.x;
   }
   const float2 part = parts[threadIdx.x % kDown];
-  const PerGroup of_dy = exchange_groups(sum_lanes<kDown>(part.x) / kCount);  // means of dy gamma
-  const PerGroup of_both =
-      exchange_groups(sum_lanes<kDown>(part.y) / kCount);  // and of dy gamma times what was normalized
+  const PerGroup of_dy = exchange_groups(sum_lanes<kDown>(part.x) / kCount);    // mean of dy * gamma
+  const PerGroup of_both = exchange_groups(sum_lanes<kDown>(part.y) / kCount);  // mean of dy * gamma * normalized z
   for_tiles<C>(
       [&](int i, int j, int e) { dy[i][j][e] -= norms(j, e).scale * (of_dy.of[j] + normal[i][j][e] * of_both.of[j]); });
-  // A mean is no larger than the largest, nor is the other, whose factor has at most 91 deviations: 2^9 times 93 at
-  // most.
+  // Bound of the result: neither mean exceeds the largest value, and the factor of the second is at most 91 deviations.
+  // So the result is at most 93 times the largest value, and the prescale leaves 2^9 of room.
   const float prescale = prescale_for(warp_max(image.at.most[threadIdx.x % kWarps])) / 64;
   store_plane<C>(dy, prescale, image.at.dz);
   return prescale;
 }
 
-// Where that lies which the convolution `conv` convolved: a block's input, or the first convolution's output.
+// Input of convolution `conv` in memory: the input of its residual block, or the output of the first convolution of the
+// block.
 __device__ inline const float* input_of(const Image& image, int conv) {
   return image.memory + (conv % 2 ? image.net.a[conv / 2] : image.net.z[conv - 1]);
 }
-// What lies there -> the plane x, and where the ReLU that made it lets through.
+// Stores it as the plane x and returns its ReLU mask.
 template <int In>
 __device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& input) {
   if (conv % 2 == 0) {
@@ -71,7 +71,7 @@ __device__ inline uint32_t store_input(const Image& image, int conv, Tiles<In>& 
   return relu_mask_of<In>(input);
 }
 
-// The gradient of a convolution's weights, once the planes x and dz are there, and its weights.
+// Gradient of the weights of a convolution. Needs the planes x and dz, and its weights in shared memory.
 template <int In, int C>
 __device__ inline void weights_backward(const Image& image, int conv, float dz_prescale) {
   wait_copies();
@@ -79,7 +79,7 @@ __device__ inline void weights_backward(const Image& image, int conv, float dz_p
   weight_products<In, C>(image.at, inverse(image.at.prescale[conv] * dz_prescale), image.part + image.net.packed[conv]);
 }
 
-// The gradient of its input, spread where the levels differ, which is added to dx.
+// Adds the gradient of its input to dx; dx is spread if the levels differ.
 template <int In, int C>
 __device__ inline void input_backward(const Image& image, int conv, float dz_prescale, Tiles<In>& dx) {
   const float prescale = dz_prescale * image.at.weight_prescale[conv];
@@ -88,12 +88,12 @@ __device__ inline void input_backward(const Image& image, int conv, float dz_pre
   scale<In>(dx, inverse(prescale));
 }
 
-// The convolutions of a level, the last one first: dy, the gradient of the last block's output -> the plane dz of the
-// first convolution, which comes from elsewhere, and its lift. open: where the ReLU lets through that made the level's
-// output -> its input. Everything is asked for some time before it is needed.
+// Backward pass of all convolutions of a level, last one first. dy: gradient of the output of the last block ->
+// gradient dz of the first convolution, whose input is of another level; returns the prescale of dz. relu_mask: of the
+// output of the level -> of its input. All loads start some time before they are needed.
 template <int C>
 __device__ inline float level_backward(const Image& image, int first, int last, Tiles<C>& dy, uint32_t& relu_mask) {
-  constexpr bool kRoom = C == 64;  // for three tiles in registers; at.many has weights there
+  constexpr bool kRoom = C == 64;  // registers for three tiles; at.weights_64 is in use at this level
   Tiles<C> z, input;
   load_tiles<C>(image.memory + image.net.z[last], z);
 #pragma unroll 1
@@ -110,12 +110,12 @@ __device__ inline float level_backward(const Image& image, int first, int last, 
       }
     });
     if (conv == first) return prescale;
-    const auto begin = [&] {  // the sums that become dy
+    const auto begin = [&] {  // initial values of the sums that become dy
       for_tiles<C>([&](int i, int j, int e) { dy[i][j][e] = 0; });
       if (conv % 2) load_tiles<C>(image.shortcut(conv), dy);
     };
     if (kRoom) begin();
-    if (conv > 1) prefetch_tiles(input_of(image, conv - 1), inputs_of(conv - 1));  // the image's is no tile
+    if (conv > 1) prefetch_tiles(input_of(image, conv - 1), inputs_of(conv - 1));  // the image is not stored in tiles
     if (conv % 2) prefetch_tiles(image.memory + image.net.z[conv - 1], C);
     if (!kRoom) finish_copy<C>(image.at.weights_64, input);
     relu_mask = store_input<C>(image, conv, input);
@@ -126,8 +126,8 @@ __device__ inline float level_backward(const Image& image, int first, int last, 
   }
 }
 
-// The first convolution of a level, which comes from the one before: dx, the gradient of its input. Ends with the plane
-// dz free for that level.
+// Backward pass of the first convolution of a level, which halves the image: dx, the gradient of its input. At the end
+// the plane dz is cleared for the larger level.
 template <int In, int C>
 __device__ inline void halving_backward(const Image& image, int conv, float prescale, Tiles<In>& dx,
                                         uint32_t& relu_mask) {
@@ -153,7 +153,7 @@ __device__ inline void halving_backward(const Image& image, int conv, float pres
   clear_plane<In>(image.at.dz);
 }
 
-// The loss's gradient, from these on: of the last layer, and dout, of the last block's output.
+// Gradients of the loss: of the last layer, and dout, of the output of the last block.
 __device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& dout) {
   const Resnet& net = image.net;
   const int outputs = outputs_of(net);
@@ -184,7 +184,7 @@ __device__ inline void head_backward(const Image& image, int64_t i, Tiles<64>& d
   });
 }
 
-// Block: an image.
+// Kernel of `resnet_gradient`. Block: an image.
 static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) {
   Shared& at = shared_memory<Shared>();
   const int64_t i = blockIdx.x;
@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(kThreads, 1) resnet_kernel(Resnet net) 
   weights_backward<16, 16>(image, 0, prescale);
 }
 
-// Where a number of an image's gradient belongs in a vector; -1: nowhere.
+// Index in a vector of element i of the gradient of an image; -1: none (padding).
 __device__ inline int place_of(const Resnet& net, int i) {
   const auto conv_at = [](const int* first, int at) {
     int conv = kConvs - 1;
@@ -229,7 +229,7 @@ __device__ inline int place_of(const Resnet& net, int i) {
   return to < net.size ? to : -1;
 }
 
-// The mean of the images' gradients, in their order.    parts (minibatches, batch, part) -> result (minibatches, size)
+// Mean of the gradients of all images, in order.    parts (minibatches, batch, part) -> result (minibatches, size)
 static __global__ void __launch_bounds__(256) mean_kernel(Resnet net) {
   const int64_t blocks = (net.part + 255) / 256, minibatch = blockIdx.x / blocks;
   const int i = static_cast<int>(blockIdx.x % blocks) * 256 + threadIdx.x;

@@ -2,17 +2,17 @@
 
 #include "sim/resnet/tiles.cuh"
 
-// A convolution of a plane, and its two ways back: to its input, and to its weights.
+// Convolution of a plane, and its gradients: of its input and of its weights.
 
 namespace secureafl::cuda {
 
-// Where the row of a tile begins that this lane loads: see load_rows.
+// Offset of the row of a tile that this lane loads (see load_rows).
 __device__ inline int own_row() { return threadIdx.x % 16; }
 __device__ inline int own_column() { return threadIdx.x % 32 / 16 * 8; }
 
-// sum += rows of a plane times one tap's weights.
-//   rows: where this lane's rows of each tile begin; `off` to the tap
-//   packed: this tap's (K / 16, n / 8, 32) at this warp's first tile and lane
+// sum += rows of a plane times the weights of one tap.
+//   rows: offsets of the rows of this lane, per tile; off: offset of the tap
+//   packed: weights of this tap (K / 16, n / 8, 32), at the first tile of this warp and at this lane
 template <int K, int kTilesPerWarp>
 __device__ inline void add_tap(const Operand* plane, const int (&rows)[kTilesPerWarp], int off, const OperandB* packed,
                                int next, float (&sum)[kTilesPerWarp][2][4]) {
@@ -29,9 +29,9 @@ __device__ inline void add_tap(const Operand* plane, const int (&rows)[kTilesPer
   }
 }
 
-// sum += all nine taps of tiles that lie one below the other: the taps of a column read mostly the same rows.
-//   corner: where this lane's row of the first tile's first tap begins; `line` from a line of the plane to the next
-//   packed: (9, K / 16, n / 8, 32) at this warp's first tile and lane; back: the last tap first
+// sum += all nine taps, for tiles one below the other: the taps of a column read mostly the same rows.
+//   corner: row of this lane for the first tap of the first tile; line: stride between lines of the plane
+//   packed: (9, K / 16, n / 8, 32), at the first tile of this warp and at this lane; kBack: taps in reverse order
 template <int K, bool kBack, int kTilesPerWarp>
 __device__ inline void add_columns(const Operand* corner, int line, const OperandB* packed, int next,
                                    float (&sum)[kTilesPerWarp][2][4]) {
@@ -60,14 +60,15 @@ __device__ inline void add_columns(const Operand* corner, int line, const Operan
   }
 }
 
-// The same of the smallest level, where each warp would read many weights for its one tile: here four warps work on the
-// same quarter of the output, a quarter of the channels each, and add up in what this level leaves of the planes.
+// The same for level 64, where each warp would read many weights for its single tile. Here four warps compute the same
+// quarter of the output, each from a quarter of the input channels. They add up their results in the unused part of the
+// planes.
 template <bool kBack>
 __device__ inline void add_split_channels(Shared& at, Tiles<64>& to) {
   constexpr int kSide = Level<64>::kSide, kWidth = kSide + 2;
   static_assert((kPlane - Level<64>::kOperands) * sizeof(Operand) >= 2 * 64 * 64 * sizeof(float), "two in each plane");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tile of pixels, of channels
+  const int lower = warp % 2 * 2, right = warp / 2 % 2 * 4, part = warp / 4;  // first tiles; quarter of the inputs
   const Operand* corner[2];
   float sum[2][4][4] = {};
 #pragma unroll
@@ -112,8 +113,7 @@ __device__ inline const OperandB* own_weights(const Operand* packed) {
   return reinterpret_cast<const OperandB*>(packed) + Level<C>::group(0) * 32 + threadIdx.x % 32;
 }
 
-// z += the 3 x 3 convolution of the plane x (In channels) with the weights, over every second pixel where that is of a
-// larger level.
+// z += 3 x 3 convolution of the plane x (In channels) with the weights; with stride 2 if x is of a larger level.
 template <int In, int C>
 __device__ inline void convolve(Shared& at, Tiles<C>& z) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
@@ -121,7 +121,7 @@ __device__ inline void convolve(Shared& at, Tiles<C>& z) {
   if constexpr (In == 64) {
     add_split_channels<false>(at, z);
   } else {
-    int rows[Level<C>::kTilesPerWarp];  // of the first taps
+    int rows[Level<C>::kTilesPerWarp];  // offsets for the first tap
 #pragma unroll
     for (int i = 0; i < Level<C>::kTilesPerWarp; ++i) {
       const int pixel = Level<C>::template pixel<false>(i, own_row());
@@ -139,8 +139,8 @@ __device__ inline void convolve(Shared& at, Tiles<C>& z) {
   }
 }
 
-// dx += the gradient of that convolution's input, from the plane dz (C channels). Where that is of a smaller level, dx
-// is spread: a lattice of every second pixel has one to four taps that reach it.
+// dx += gradient of the input of that convolution, from the plane dz (C channels). If dz is of a smaller level, dx is
+// spread: the pixels of one lattice are reached by the same one to four taps.
 template <int In, int C>
 __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
   constexpr int kWidth = Level<C>::kSide + 2, kNext = In / 8 * 32;
@@ -169,9 +169,10 @@ __device__ inline void convolve_back(Shared& at, Tiles<In>& dx) {
   }
 }
 
-// The gradient of that convolution's weights -> to, as lanes hold it (pairs, 9, 32, 4): see place_of. A warp sums 16
-// output and 8 input channels down a strip of eight pixels, two lines at a time, all nine taps: of the lines that those
-// see some were there before. The warps' parts meet in at.many. `down` undoes the planes' lifts.
+// Gradient of the weights of that convolution -> to, as lanes hold it: (pairs, 9, 32, 4), see place_of. A warp sums 16
+// output and 8 input channels over a strip of eight pixels, two lines at a time, for all nine taps; lines that are
+// needed again stay in registers. The partial sums of the warps are added in at.weights_64. down: inverse of the
+// prescales.
 template <int In, int C>
 __device__ inline void weight_products(Shared& at, float down, float* to) {
   constexpr int kStep = In != C ? 2 : 1, kSide = Level<C>::kSide, kWidth = kSide * kStep + 2;
@@ -185,8 +186,8 @@ __device__ inline void weight_products(Shared& at, float down, float* to) {
 #pragma unroll 1
   for (int pair = kParts > 1 ? warp % kPairs : warp; pair < kPairs; pair += kWarps) {
     const int o = pair / (In / 8) * 16, i = pair % (In / 8) * 8;
-    // Where this lane's row begins in tiles of outputs, two lines of two groups; of inputs, two lines of two columns,
-    // and of a third: lines that a tap of those two sees.
+    // Addresses of this lane: in tiles of outputs, two lines of two groups; in tiles of inputs, two lines of two
+    // columns, and of a third column.
     const Operand* own = at.dz + Level<C>::place((top + tile / 2) * kSide + left + column) + o + tile % 2 * 8;
     const Operand* corner = at.x + ((top + tile % 2) * kStep * kWidth + (left + column) * kStep) * pitch(In) + i;
     const auto see = [&](int line, OperandB(&taps)[3]) {

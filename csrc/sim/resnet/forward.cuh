@@ -6,8 +6,8 @@
 
 namespace secureafl::cuda {
 
-// What goes past a block and is added to its output: the input, of level P; where that is larger, every second pixel of
-// it, with zeros for new channels, half of them on each side.
+// Loads the shortcut of a residual block: its input, of level P. If that level is larger: every second pixel, with
+// zeros for new channels, half of them on each side.
 template <int P, int C>
 __device__ inline void load_shortcut(const float* shortcut, Tiles<C>& to) {
   if constexpr (P == C) {
@@ -15,15 +15,15 @@ __device__ inline void load_shortcut(const float* shortcut, Tiles<C>& to) {
   } else {
     for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
       const int from = channel - (C - P) / 2, y = pixel / Level<C>::kSide * 2, x = pixel % Level<C>::kSide * 2;
-      const bool there = from >= 0 && from < P;  // both of the two, for P is even
+      const bool there = from >= 0 && from < P;  // true for both channels or for none: P is even
       const float* at = shortcut + (there ? Level<P>::place_of(y * Level<P>::kSide + x, from) : 0);
       to[i][j][2 * row] = there ? at[0] : 0, to[i][j][2 * row + 1] = there ? at[1] : 0;
     });
   }
 }
 
-// The convolution `conv` of the plane x (In channels), normalized, with its block's input added where it ends one, and
-// ReLU. That becomes the plane x, and a block's output in memory. Only a way back needs what is kept of it.
+// Convolution `conv` of the plane x (In channels), norm, shortcut if it ends a residual block, ReLU. The result becomes
+// the plane x; the output of a block also goes to memory. kKeep: stores what the backward pass needs.
 template <int In, int C, bool kKeep>
 __device__ inline void forward(const Image& image, int conv) {
   const bool ends = conv % 2 == 0;
@@ -41,8 +41,8 @@ __device__ inline void forward(const Image& image, int conv) {
   }
   if (kKeep) store_tiles<C, false>(z, image.memory + image.net.z[conv]);
   compute_moments<C>(image, conv, z, norms);
-  if (conv + 1 < kConvs) fetch_weights(image, conv + 1, false);  // all have read this one's
-  if (In != C) clear_plane<C>(image.at.x);                       // a frame of another size
+  if (conv + 1 < kConvs) fetch_weights(image, conv + 1, false);  // all threads have read the previous weights
+  if (In != C) clear_plane<C>(image.at.x);                       // the frame has another size
   for_tiles<C>([&](int i, int j, int e) {
     const Norm& norm = norms(j, e);
     z[i][j][e] = relu(norm.output(norm.normal(z[i][j][e])) + shortcut[i][j][e]);
@@ -53,7 +53,7 @@ __device__ inline void forward(const Image& image, int conv) {
   __syncthreads();
 }
 
-// How far each plane is lifted: the image by what it holds, the others by what no output can exceed.
+// Prescale of each plane: of the image from its largest value, of the others from the upper bounds of the norms.
 __device__ inline void compute_prescales(const Image& image) {
   const int lane = threadIdx.x % 32;
   uint32_t most = 0;
@@ -68,14 +68,14 @@ __device__ inline void compute_prescales(const Image& image) {
   if (lane > 0) return;
   const float* bounds = image.net.measures + kConvs;
   image.at.prescale[0] = prescale_for(most);
-  float block = 0;  // all that has been added up
+  float block = 0;  // bound of the sum of all blocks so far
   for (int conv = 0; conv < kConvs; ++conv) {
     if (conv % 2 == 0) block += bounds[conv];
     image.at.prescale[conv + 1] = prescale_for(conv % 2 == 0 ? block : bounds[conv]);
   }
 }
 
-// The image as the plane x.
+// Stores the image as the plane x.
 __device__ inline void load_image(const Image& image) {
   const float prescale = image.at.prescale[0];
   for (int i = threadIdx.x; i < kFramed * kFramed * 8; i += kThreads) {
@@ -88,7 +88,7 @@ __device__ inline void load_image(const Image& image) {
   }
 }
 
-// The image through all convolutions; the last block's output is a[kBlocks].
+// Runs the image through all convolutions. The output of the last block is a[kBlocks].
 template <bool kKeep>
 __device__ inline void forward_all(const Image& image) {
   fetch_weights(image, 0, false);
@@ -97,7 +97,7 @@ __device__ inline void forward_all(const Image& image) {
   load_image(image);
   wait_copies();
   __syncthreads();
-  // Loops: the code of each is long, and read from far away when it is new.
+  // Not unrolled: the code of each is long, and new code is slow to fetch.
 #pragma unroll 1
   for (int conv = 0; conv < 7; ++conv) forward<16, 16, kKeep>(image, conv);
   forward<16, 32, kKeep>(image, 7);
@@ -110,8 +110,8 @@ __device__ inline void forward_all(const Image& image) {
 
 // A regression has one output.
 __device__ inline int outputs_of(const Resnet& net) { return net.classes ? net.classes : 1; }
-// The last layer: means over the pixels -> at.features, what the net says -> at.logits; and where the last block's ReLU
-// lets through.
+// The last layer: means over the pixels -> at.features, outputs of the net -> at.logits. Returns the ReLU mask of the
+// last block.
 __device__ inline uint32_t compute_outputs(const Image& image) {
   const int outputs = outputs_of(image.net);
   Tiles<64> out;
@@ -133,7 +133,7 @@ __device__ inline uint32_t compute_outputs(const Image& image) {
   return relu_mask_of<64>(out);
 }
 
-// Block: an image.      what the net says of it -> result (images, outputs)
+// Kernel of `resnet_predict`. Block: an image.      outputs of the net -> result (images, outputs)
 static __global__ void __launch_bounds__(kThreads, 1) predict_kernel(Resnet net) {
   Shared& at = shared_memory<Shared>();
   const int64_t i = blockIdx.x;

@@ -4,9 +4,9 @@
 
 #include "sim/resnet/tiles.cuh"
 
-// ResNet-20 with group norm, and what it says of images. A sample's output depends on that sample alone, so one block
-// takes one image all the way through the net and back, and nothing but the sum over images needs all of them. The 19
-// convolutions are numbered as they come: 0 is the stem, 2 b - 1 and 2 b are those of block b = 1 .. 9.
+// ResNet-20 with group norm. The output for an image depends only on that image, so one block processes one image
+// forward and backward. Only the sum over images combines blocks. The 19 convolutions are numbered in order: 0 is the
+// stem; 2 b - 1 and 2 b belong to residual block b = 1 .. 9.
 
 namespace secureafl::cuda {
 
@@ -14,36 +14,37 @@ constexpr int kBlocks = 9, kMaxClasses = 256;
 
 struct Resnet {
   int batch, channels, classes;
-  // of each convolution: where its weights begin in a vector (then the norm's weight and bias), in `packed`, and its
-  // output, before the norm, in an image's memory
+  // per convolution: offset of its weights in a vector (followed by weight and bias of the norm), offset in `packed`,
+  // offset of its output before the norm in the memory of an image
   int weight[kConvs], packed[kConvs], z[kConvs];
-  int a[kBlocks + 1];  // the same of the input of block 1 and of the blocks' outputs
-  int held, memory;    // of two gradients that go past a block; floats of an image's memory
-  int norm[kConvs];    // where the gradients of a norm's weight and bias begin in an image's, behind all convolutions'
-  int norms, part;     // floats of all norms' gradients; of an image's
+  int a[kBlocks + 1];  // offsets of the input of block 1 and of the outputs of all blocks
+  int held, memory;    // offset of two shortcut gradients; floats of memory per image
+  int norm[kConvs];    // offsets of the gradients of the norms in the gradient of an image, after those of all
+                       // convolutions
+  int norms, part;     // floats of the gradients of all norms; of the whole gradient of an image
   int head, packs, size;
 
   const float* vector;   // (size)
   const float* x;        // (images, channels, 32, 32)
-  const int64_t* label;  // (images) of a classification
-  const float* target;   // (images) of a regression: classes 0, mean squared error
-  float* measures;       // (2, kConvs): lifts of the weights, and what no output of a norm exceeds
-  Operand* packs_at;     // (2, packs): the weights as a warp loads them, forward and backward
+  const int64_t* label;  // (images): classification
+  const float* target;   // (images): regression (classes 0), mean squared error
+  float* measures;       // (2, kConvs): prescales of the weights; upper bounds of the outputs of the norms
+  Operand* packs_at;     // (2, packs): the weights in the order in which a warp loads them, forward and backward
   float* scratch;        // (images, memory)
-  float* parts;          // (images, part): gradients; of convolutions where `packed` says, of norms, of the head
-  float* result;         // (images / batch, size): mean gradients; or (images, outputs): what the net says
+  float* parts;          // (images, part): gradients of the convolutions (offsets `packed`), the norms, the head
+  float* result;         // (images / batch, size): mean gradients; or (images, outputs): the outputs of the net
 };
 
 __host__ __device__ constexpr int channels_of(int conv) { return conv < 7 ? 16 : conv < 13 ? 32 : 64; }
-// A warp's products take 16 input channels at a time: the image gets zeros for those that it does not have.
+// A warp multiplies 16 input channels at a time. The image is padded with channels of zeros.
 __host__ __device__ constexpr int inputs_of(int conv) { return conv == 0 ? 16 : channels_of(conv - 1); }
-// Without those zeros, as the vector has its weights.
+// Without padding, as in the vector.
 __host__ __device__ constexpr int real_inputs_of(int conv, int channels) {
   return conv == 0 ? channels : inputs_of(conv);
 }
 __host__ __device__ constexpr int weights_of(int conv) { return channels_of(conv) * inputs_of(conv) * 9; }
 
-// All but the pointers and the number of images.
+// Sets everything except the pointers and the number of images.
 inline Resnet shape_of_resnet(int batch, int channels, int classes) {
   Resnet net{};
   net.batch = batch, net.channels = channels, net.classes = classes;
@@ -62,7 +63,7 @@ inline Resnet shape_of_resnet(int batch, int channels, int classes) {
   return net;
 }
 
-// All that a block has at hand.
+// The data of a block.
 struct Image {
   const Resnet& net;
   Shared& at;
@@ -78,14 +79,15 @@ struct Image {
     return net.weight[conv] + channels_of(conv) * real * 9;
   }
   __device__ int beta(int conv) const { return gamma(conv) + channels_of(conv); }
-  // The gradient that goes past a convolution's block; by turns: others may still read the last block's.
+  // The gradient on the shortcut of the residual block of a convolution. Two buffers alternate: other threads may still
+  // read that of the previous block.
   __device__ float* shortcut(int conv) const { return memory + net.held + (conv + 1) / 2 % 2 * kLargest; }
-  // Where gradients go: (C) of a norm's weight, then of its bias; of the last layer.
+  // Destinations of gradients: (C) weight, then (C) bias of a norm; the last layer.
   __device__ float* norm_part(int conv) const { return part + net.packs + net.norm[conv]; }
   __device__ float* head_part() const { return part + net.packs + net.norms; }
 };
 
-// A convolution's weights, on their way to where they are read: they are there after wait_copies and a barrier.
+// Starts the copy of the weights of a convolution to shared memory. They are available after wait_copies and a barrier.
 __device__ inline void fetch_weights(const Image& image, int conv, bool back) {
   Operand* to = image.at.weights(channels_of(conv));
   const Operand* from = image.packed(conv, back);

@@ -6,18 +6,18 @@ namespace secureafl::cuda {
 
 constexpr float kEpsilon = 1e-5f;  // of torch's group norm
 
-// z -> normalized, weighted and shifted
+// z -> normalized, then scaled and shifted
 struct Norm {
   float mean, scale, gamma, beta;
   __device__ float normal(float z) const { return (z - mean) * scale; }
   __device__ float output(float normal) const { return normal * gamma + beta; }
 };
 
-// Of the channels of this lane's tiles: group, which of its two.
+// The norms of the channels of this lane: group, and one of its two channels.
 template <int C>
 struct Norms {
   Norm at[2][2];
-  // The weights alone: they are asked for before a convolution, the moments come with its output.
+  // Loads only the weights: before a convolution, while the moments are known after it.
   __device__ Norms(const Image& image, int conv) {
     const float *gamma = image.net.vector + image.gamma(conv), *beta = image.net.vector + image.beta(conv);
 #pragma unroll
@@ -33,7 +33,7 @@ struct Norms {
   __device__ const Norm& operator()(int j, int e) const { return at[j][e % 2]; }
 };
 
-// With the moments that the way there has left.
+// With the moments that the forward pass has stored.
 template <int C>
 __device__ inline Norms<C> norms_of(const Image& image, int conv) {
   Norms<C> norms(image, conv);
@@ -42,11 +42,11 @@ __device__ inline Norms<C> norms_of(const Image& image, int conv) {
   return norms;
 }
 
-// As torch has it where there is NaN.
+// As in torch, NaN stays NaN.
 __device__ inline float relu(float value) { return value <= 0 ? 0 : value; }
 
-// The moments of a convolution's output, which the block holds in its tiles: each warp's mean, then its squares around
-// that, then all warps' together, each as many numbers (Chan et al. 1979).
+// Mean and variance of the output of a convolution, which is in the tiles of the block: per warp the mean and the
+// squares around it, then combined over warps of equal size (Chan et al. 1979).
 template <int C>
 __device__ inline void compute_moments(const Image& image, int conv, const Tiles<C>& z, Norms<C>& norms) {
   constexpr int kDown = Level<C>::kDown;

@@ -4,7 +4,8 @@
 
 namespace secureafl::cuda {
 
-// How large a convolution's weights are, and the outputs of its norm can be. Block: a convolution.
+// Computes the prescale of the weights of a convolution and an upper bound of the outputs of its norm. Block: a
+// convolution.
 constexpr int kMeasureThreads = 1024;
 static __global__ void __launch_bounds__(kMeasureThreads) measure_kernel(Resnet net) {
   __shared__ uint32_t parts[3][32];
@@ -21,14 +22,14 @@ static __global__ void __launch_bounds__(kMeasureThreads) measure_kernel(Resnet 
   float most[3];
   for (int kind = 0; kind < 3; ++kind) most[kind] = __uint_as_float(warp_max(parts[kind][threadIdx.x % 32]));
   if (threadIdx.x > 0) return;
-  const float side = 512 / out, farthest = sqrtf(8 * side * side);  // in deviations, of so many numbers
+  const float side = 512 / out, farthest = sqrtf(8 * side * side);  // largest normalized value
   net.measures[conv] = prescale_for(most[0]);
   net.measures[kConvs + conv] = farthest * most[1] + most[2];
 }
 
-// Weights (out, in, 9) of every convolution, lifted, in the order in which lanes hold them: forward b = (in, out),
-// backward, for the gradient of the input, b = (out, in).
-//   packs_at (2, .. conv: (9 k / 16, n / 8, 32, 4))   Block: a slice of a convolution, one way
+// Packs the prescaled weights (out, in, 9) of every convolution in the order in which lanes load them: forward b = (in,
+// out); backward, for the input gradient, b = (out, in).
+//   packs_at (2, .. conv: (9 k / 16, n / 8, 32, 4))   Block: a slice of a convolution, one direction
 constexpr int kSlices = 8, kPackBlocks = kConvs * 2 * kSlices;
 static __global__ void pack_kernel(Resnet net) {
   const int conv = blockIdx.x / 2 % kConvs, slice = blockIdx.x / (2 * kConvs), warps = blockDim.x / 32;

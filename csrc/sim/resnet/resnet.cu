@@ -8,11 +8,11 @@
 namespace secureafl {
 
 static_assert(sizeof(cuda::Shared) == 194336, "secureafl_ext/sim/models.py asks the GPU for as much");
-constexpr int64_t kMaxImages = 1024;  // images: 2.5 GB of memory
+constexpr int64_t kMaxImages = 1024;  // per launch: 2.5 GB of memory
 
 namespace {
 
-// The net without its pointers, for images of that many channels.
+// The net without its pointers.
 cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector, const cuda::Launcher& launch,
                        int64_t batch, int64_t channels, int64_t classes) {
   check.within("classes must lie in", classes, 0, cuda::kMaxClasses);
@@ -27,12 +27,12 @@ cuda::Resnet resnet_of(const char* op, const Check& check, const Tensor& vector,
   return net;
 }
 
-// What kernels read in place of `vector`, and the memory that they need: to be kept until the last is launched.
+// Tensors that the kernels use. They must live until the last kernel is launched.
 struct Ready {
   Tensor vector, packs, measures, memory;
 };
 
-// Measures and packs the weights, and gives `net` memory for that many images at once, `each` numbers for one.
+// Packs the weights and allocates memory for `images` images at once, `each` floats per image.
 Ready make_ready(cuda::Resnet& net, const Tensor& vector, const cuda::Launcher& launch, int64_t images, int64_t each) {
   const Ready ready{dense(vector), allocate(vector, ScalarType::Half, {2 * net.packs}),
                     allocate(vector, ScalarType::Float, {2 * cuda::kConvs}),
@@ -48,9 +48,9 @@ Ready make_ready(cuda::Resnet& net, const Tensor& vector, const cuda::Launcher& 
 
 }  // namespace
 
-// A row per minibatch: the gradient at `vector` (d) of the mean loss over its images, cross entropy or, with no
-// classes, squared error. Factors are rounded to 11 bits.
-//   x (k, B, C, 32, 32)   y (k, B) int64, or float32 with no classes   -> (k, d)
+// One row per minibatch: the gradient at `vector` (d) of the mean loss over its images. Cross entropy; squared error if
+// classes is 0. Operands of products are rounded to 11 bits.
+//   x (k, B, C, 32, 32)   y (k, B) int64, or float32 if classes is 0   -> (k, d)
 Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, int64_t classes) {
   constexpr const char* op = "resnet_gradient";
   const Check check = check_net(op, vector);
@@ -79,7 +79,7 @@ Tensor resnet_gradient(const Tensor& vector, const Tensor& x, const Tensor& y, i
   return result;
 }
 
-// What the net says of each image: its logits or, with no classes, its one value.
+// Outputs of the net for each image: logits, or one value if classes is 0.
 //   x (B, C, 32, 32)   -> (B, classes or 1)
 Tensor resnet_predict(const Tensor& vector, const Tensor& x, int64_t classes) {
   constexpr const char* op = "resnet_predict";

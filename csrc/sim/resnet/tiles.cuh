@@ -2,31 +2,31 @@
 
 #include "sim/resnet/tensor_core.cuh"
 
-// How one block of sixteen warps holds an image that it convolves with tensor cores. A level is an image's size after
-// so many halvings, named by its channels: 16 of 32 x 32 pixels, 32 of 16 x 16, 64 of 8 x 8.
+// How a block of sixteen warps stores an image for convolutions on tensor cores. A level is the image size after some
+// halvings, named by its channels: 16 with 32 x 32 pixels, 32 with 16 x 16, 64 with 8 x 8.
 //
-// A plane lies in shared memory, pixel by pixel, with a frame of zeros, so that all nine taps of a pixel are there;
-// from pixel to pixel it is eight factors more than there are channels, which keeps the rows of a tile in different
-// banks. What a convolution gives stays in registers: a warp has kTilesPerWarp x 2 tiles of 16 pixels and 8 channels,
-// one below the other where a row has 16 pixels. Eight channels are also a group of the norm.
+// A plane is in shared memory, pixel by pixel, with a frame of zeros, so that all nine taps of every pixel exist. The
+// stride between pixels is the number of channels plus eight, so that the rows of a tile are in different banks. The
+// output of a convolution stays in registers: a warp has kTilesPerWarp x 2 tiles of 16 pixels and 8 channels, one below
+// the other if a row has 16 pixels. Eight channels are also one group of the norm.
 
 namespace secureafl::cuda {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kConvs = 19;
-constexpr int kFramed = 34, kLargest = 32 * 32 * 16;  // a framed side; numbers of an output
-constexpr int kPlane = kFramed * kFramed * 24;        // factors of the largest plane
-constexpr int kPartialSums = 18432;                   // numbers of all warps' parts of a weight gradient
+constexpr int kFramed = 34, kLargest = 32 * 32 * 16;  // side with frame; values of the largest output
+constexpr int kPlane = kFramed * kFramed * 24;        // operands of the largest plane
+constexpr int kPartialSums = 18432;                   // partial sums of a weight gradient, over all warps
 
 __device__ constexpr int pitch(int channels) { return channels + 8; }
 
-// The largest of numbers that are not negative, as bits; NaN is the largest of all.
+// Maximum of absolute values, as bits: the bits of non-negative floats have the same order, and NaN is the largest.
 __device__ inline uint32_t bits_of(float value) { return __float_as_uint(fabsf(value)); }
 __device__ inline uint32_t max_bits(uint32_t a, uint32_t b) { return a > b ? a : b; }
 __device__ inline uint32_t warp_max(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
 
-// The power of two that brings numbers with this largest one below 2^15, half the range of a factor, and that one above
-// 2^14. 1 where it is infinite or NaN: so is then what becomes of it. None so far from 1 that two of them could not be
-// multiplied.
+// Power of two that scales values with this maximum below 2^15, half the range of float16, and the maximum above 2^14.
+// 1 if the maximum is infinite or NaN; the result is then infinite or NaN too. Limited, so that the product of two
+// prescales is finite.
 __device__ inline float prescale_for(uint32_t most) {
   const int exponent = 268 - static_cast<int>(most >> 23);
   return most >= 0x7f800000u ? 1 : __uint_as_float((exponent < 73 ? 73 : exponent > 187 ? 187 : exponent) << 23);
@@ -38,18 +38,19 @@ template <int C>
 struct Level {
   static constexpr int kSide = 512 / C, kPixels = kSide * kSide;
   static constexpr int kAcross = C / 16, kDown = kWarps / kAcross;  // warps over channels, over pixels
-  static constexpr int kTilesPerWarp = kPixels / 16 / kDown;        // tiles of pixels of a warp
+  static constexpr int kTilesPerWarp = kPixels / 16 / kDown;        // tiles of pixels per warp
   static constexpr int kOperands = (kSide + 2) * (kSide + 2) * pitch(C);
 
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static int down() { return warp() / kAcross; }
   __device__ static int group(int j) { return warp() % kAcross * 2 + j; }
-  // Where a pixel lies in a plane.
+  // Offset of a pixel in a plane.
   __device__ static constexpr int place(int pixel) {
     return ((pixel / kSide + 1) * (kSide + 2) + pixel % kSide + 1) * pitch(C);
   }
   static constexpr int kAbreast = kSide < 16 ? 1 : kSide / 16;  // tiles side by side
-  // Row 0 .. 15 of tile i of this warp. Spread: one of four lattices of every second pixel, the same for all i.
+  // The pixel of row 0 .. 15 of tile i of this warp. kSpread: the tiles of a warp cover one of four lattices of every
+  // second pixel.
   template <bool kSpread>
   __device__ static int pixel(int i, int row) {
     constexpr int kHalf = kSide / 2;
@@ -58,11 +59,12 @@ struct Level {
     const int within = tile % (kPixels / 64) * 16 + row, lattice = tile / (kPixels / 64);
     return (within / kHalf * 2 + lattice / 2) * kSide + within % kHalf * 2 + lattice % 2;
   }
-  // In global memory numbers lie as the lanes hold them in tiles that are not spread: (warps, kTilesPerWarp, 2, 32, 4).
+  // Offset in global memory of tile (i, j) of this lane. Values are stored as lanes hold them in tiles that are not
+  // spread: (warps, kTilesPerWarp, 2, 32, 4).
   __device__ static int own_place(int i, int j) {
     return (((warp() * kTilesPerWarp + i) * 2 + j) * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
   }
-  // The same of any pixel and even channel, the next one lies behind.
+  // Offset in global memory of any pixel and even channel. The next channel follows it.
   __device__ static int place_of(int pixel, int channel) {
     const int strip = pixel / (kAbreast * 16), row = pixel % 16;
     const int owner = (strip / kTilesPerWarp * kAbreast + pixel % (kAbreast * 16) / 16) * kAcross + channel / 16;
@@ -72,20 +74,20 @@ struct Level {
 };
 
 struct Shared {
-  Operand x[kPlane];                // what is convolved
-  Operand dz[kPlane];               // gradient of a convolution's output
-  Operand weights_64[9 * 64 * 64];  // the smallest level's weights; elsewhere kPartialSums floats, see weight_products
-  Operand weights_16[9 * 16 * 16];  // the largest level's
-  float2 groups[kWarps * 2];        // two numbers of each warp's groups: (C / 8, kDown)
-  float2 channels[kWarps * 16];     // two sums over each warp's pixels: (kDown, C)
-  uint32_t most[kWarps];            // of each warp's numbers
-  float prescale[kConvs + 1];       // of the plane that a convolution reads
+  Operand x[kPlane];                // input of a convolution
+  Operand dz[kPlane];               // gradient of the output of a convolution
+  Operand weights_64[9 * 64 * 64];  // weights at level 64; at other levels kPartialSums floats, see weight_products
+  Operand weights_16[9 * 16 * 16];  // weights at level 16
+  float2 groups[kWarps * 2];        // two values per group and warp: (C / 8, kDown)
+  float2 channels[kWarps * 16];     // two sums per channel over the pixels of a warp: (kDown, C)
+  uint32_t most[kWarps];            // maximum of each warp
+  float prescale[kConvs + 1];       // of the input plane of each convolution
   float weight_prescale[kConvs];
-  float2 moments[kConvs * 8];  // mean and 1 / deviation of each convolution's groups
+  float2 moments[kConvs * 8];  // mean and 1 / deviation of the groups of each convolution
   float features[64];
   float logits[256];
 
-  // The weights of a convolution of that level; the middle one leaves room behind its plane.
+  // The weights of a convolution of a level. Those of level 32 are behind its plane dz, which leaves room.
   __device__ Operand* weights(int channels) {
     return channels == 64 ? weights_64 : channels == 32 ? dz + Level<32>::kOperands : weights_16;
   }
@@ -97,14 +99,14 @@ static_assert(kPlane - Level<32>::kOperands >= 9 * 32 * 32 && Level<32>::kOperan
 template <int C>
 using Tiles = float[Level<C>::kTilesPerWarp][2][4];
 
-// what(i, j, e) for every number of this lane
+// Calls what(i, j, e) for every value of this lane.
 template <int C, typename What>
 __device__ inline void for_tiles(const What& what) {
 #pragma unroll
   for (int i = 0; i < Level<C>::kTilesPerWarp * 8; ++i) what(i / 8, i / 4 % 2, i % 4);
 }
 
-// what(i, j, row, pixel, channel) for every two neighbouring channels of this lane: numbers 2 row and 2 row + 1
+// Calls what(i, j, row, pixel, channel) for every two neighbouring channels of this lane: values 2 row and 2 row + 1.
 template <int C, bool kSpread, typename What>
 __device__ inline void for_pairs(const What& what) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -119,14 +121,14 @@ __device__ inline void for_pairs(const What& what) {
   }
 }
 
-// what(i, j) for every tile of this lane
+// Calls what(i, j) for every tile of this lane.
 template <int C, typename What>
 __device__ inline void for_own(const What& what) {
 #pragma unroll
   for (int i = 0; i < Level<C>::kTilesPerWarp * 2; ++i) what(i / 2, i % 2);
 }
 
-// Which of these numbers a ReLU lets through, a bit each; as torch has it where there is NaN.
+// ReLU mask: one bit per value, set if the ReLU passes it. As in torch, NaN passes.
 template <int C>
 __device__ inline uint32_t relu_mask_of(const Tiles<C>& tiles) {
   uint32_t relu_mask = 0;
@@ -140,8 +142,8 @@ __device__ inline void apply_relu_mask(uint32_t relu_mask, Tiles<C>& gradient) {
   });
 }
 
-// Between tiles and global memory. All loads before anything else: each may take as long as a tile's products. They
-// pass by the L1 cache, where registers lie that there was no room for.
+// Copies between tiles and global memory. All loads are issued first: each may take as long as the products of a tile.
+// They bypass the L1 cache, which holds spilled registers.
 template <int C>
 __device__ inline void load_tiles(const float* from, Tiles<C>& to) {
   for_own<C>([&](int i, int j) {
@@ -167,7 +169,7 @@ template <int C>
 __device__ inline void scale(Tiles<C>& tiles, float by) {
   for_tiles<C>([&](int i, int j, int e) { tiles[i][j][e] *= by; });
 }
-// Lifted and rounded, as factors.
+// Stores tiles as operands, prescaled and rounded.
 template <int C>
 __device__ inline void store_plane(const Tiles<C>& from, float prescale, Operand* plane) {
   for_pairs<C, false>([&](int i, int j, int row, int pixel, int channel) {
@@ -176,12 +178,12 @@ __device__ inline void store_plane(const Tiles<C>& from, float prescale, Operand
   });
 }
 
-// Its frame, all but the pixels.
+// Sets the frame of a plane to zero.
 template <int C>
 __device__ inline void clear_frame(Operand* plane) {
   constexpr int kSide = Level<C>::kSide, kWidth = kSide + 2, kPairs = C / 2;
   for (int i = threadIdx.x; i < 4 * (kSide + 1) * kPairs; i += kThreads) {
-    const int k = i / kPairs % (kSide + 1), side = i / kPairs / (kSide + 1);  // each side up to its next corner
+    const int k = i / kPairs % (kSide + 1), side = i / kPairs / (kSide + 1);  // each side without its second corner
     const int y = side == 0 ? 0 : side == 1 ? k : side == 2 ? kSide + 1 : kSide + 1 - k;
     const int x = side == 0 ? k : side == 1 ? kSide + 1 : side == 2 ? kSide + 1 - k : 0;
     reinterpret_cast<Pair*>(plane + (y * kWidth + x) * pitch(C))[i % kPairs] = to_pair(0, 0);
@@ -194,7 +196,8 @@ __device__ inline void clear_plane(Operand* plane) {
   __syncthreads();
 }
 
-// Tiles that are not spread, by way of memory that no other thread touches meanwhile, (2 kTilesPerWarp, kThreads).
+// Asynchronous copy of tiles that are not spread, through memory that no other thread uses: (2 kTilesPerWarp,
+// kThreads).
 template <int C>
 __device__ inline void copy_tiles(const float* from, Operand* by) {
   for_own<C>([&](int i, int j) {
@@ -211,13 +214,14 @@ __device__ inline void finish_copy(const Operand* by, Tiles<C>& to) {
   });
 }
 
-// Tiles of a level are to be loaded soon.
+// Prefetches the tiles of a level into L2.
 __device__ inline void prefetch_tiles(const float* tiles, int channels) {
   constexpr int kLine = 32;
   if (threadIdx.x * channels < kLargest / kLine * 16) prefetch_l2(tiles + threadIdx.x * kLine);
 }
 
-// A warp works on two groups at once, the first in lanes 0 .. 15, the second in the others. A number of each, in all.
+// A warp processes two groups at once: the first in lanes 0 .. 15, the second in the others. PerGroup: one value per
+// group, known to all lanes.
 struct PerGroup {
   float of[2];
 };
@@ -226,26 +230,26 @@ __device__ inline PerGroup exchange_groups(float own) {
   const bool upper = threadIdx.x & 16;
   return {{upper ? other : own, upper ? own : other}};
 }
-// The sum over kLanes neighbouring lanes, in each of them.
+// Sum over kLanes neighbouring lanes; each of them gets the result.
 template <int kLanes>
 __device__ inline float sum_lanes(float value) {
 #pragma unroll
   for (int far = kLanes / 2; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
   return value;
 }
-// Over the whole warp, of a number for each group.
+// Sum over the whole warp of one value per group.
 __device__ inline float sum_warp(float first, float second) {
   const bool upper = threadIdx.x & 16;
   return sum_lanes<16>((upper ? second : first) + __shfl_xor_sync(0xffffffffu, upper ? first : second, 16));
 }
 
-// Two sums over a warp's pixels of each of a lane's channels (group, which of its two) -> at.channels, and what this
-// lane wrote: with bits 4 to 2 of its number that of group, channel and sum.
+// Sums over the pixels of a warp: two sums for each of the channels of a lane (group, one of two channels) ->
+// at.channels. Returns the value that this lane wrote; bits 4 to 2 of the lane number are its group, channel and sum.
 template <int C>
 __device__ inline float sum_channels(Shared& at, const float (&sums)[2][2][2]) {
   const int t = threadIdx.x % 4;
   const bool j = threadIdx.x & 16, e = threadIdx.x & 8, which = threadIdx.x & 4;
-  float two[2][2], one[2];  // every lane keeps half of what it has, and gives the rest to the one that keeps that
+  float two[2][2], one[2];  // butterfly: each lane keeps half of its sums and sends the rest to its partner
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float first = sums[0][i / 2][i % 2], second = sums[1][i / 2][i % 2];
@@ -259,7 +263,7 @@ __device__ inline float sum_channels(Shared& at, const float (&sums)[2][2][2]) {
   (&at.channels[Level<C>::down() * C + Level<C>::group(j) * 8 + 2 * t + e].x)[which] = sum;
   return sum;
 }
-// Their sum over all pixels, after a barrier.
+// Sum over all pixels; call it after a barrier.
 template <int C>
 __device__ inline float2 total_of(const Shared& at, int channel) {
   float2 sum = at.channels[channel];

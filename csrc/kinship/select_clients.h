@@ -12,12 +12,14 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Counts each known client's kin: known clients whose cosine with it exceeds a bound. Once from the origin
-// (table.values), once from the centre (table.centred_kin). +inf for clients that take no part.
+// shared_results (6) is scratch. One long function: cut into three, the compiler generates other code for
+// kin_choose_kernel.
 template <typename Team>
-SECUREAFL_FN void count_kin(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
+SECUREAFL_FN void select_clients(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
   const Bounds& b = r.bounds;
+  // Counts the kin of each known client: known clients whose cosine with it exceeds a bound. Once from the origin
+  // (table.values), once from the centre (table.centred_kin). +inf for clients that take no part.
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
@@ -43,16 +45,11 @@ SECUREAFL_FN void count_kin(const Team& team, const KinRound& r, const Table& ta
     table.centred_kin[i] = table.flags[i] ? 1 + centred : INFINITY;
   }
   team.sync();
-}
 
-// Drops clients whose group of kin is larger than the bound: `crowd` times the median group. The groups seen from the
-// centre count only if at least half of the clients remain: attackers are fewer than half. shared_results (5) is
-// scratch.
-template <typename Team>
-SECUREAFL_FN void drop_crowds(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
-  const int n = static_cast<int>(r.n);
-  const double max_kin = r.bounds.crowd * median_of(team, table.values, n, shared_results);
-  const double max_centred = r.bounds.crowd * median_of(team, table.centred_kin, n, shared_results + 2);
+  // Drops clients whose group of kin is larger than the bound: `crowd` times the median group. The groups seen from the
+  // centre count only if at least half of the clients remain: attackers are fewer than half.
+  const double max_kin = b.crowd * median_of(team, table.values, n, shared_results);
+  const double max_centred = b.crowd * median_of(team, table.centred_kin, n, shared_results + 2);
   int balance = 0;  // 2 for each client that both groups keep, -1 for each one that takes part
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
@@ -69,12 +66,8 @@ SECUREAFL_FN void drop_crowds(const Team& team, const KinRound& r, const Table& 
     if (shared_results[4] >= 0 && !(table.flags[k] & Table::kBoth)) table.flags[k] &= ~Table::kKept;
   }
   team.sync();
-}
 
-// Drops known clients whose mean update opposes the sum of the kept ones. shared_results (1) is scratch.
-template <typename Team>
-SECUREAFL_FN void drop_opposed(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
-  const int n = static_cast<int>(r.n);
+  // Drops known clients whose mean update opposes the sum of the kept ones.
   SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double* means = r.means + i * r.n;
@@ -90,23 +83,15 @@ SECUREAFL_FN void drop_opposed(const Team& team, const KinRound& r, const Table&
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) sum += table.values[k];
     sum = team.sum_across(sum);
-    if (team.across() == 0) *shared_results = sqrt(fmax(sum, 0.0));
+    if (team.across() == 0) shared_results[5] = sqrt(fmax(sum, 0.0));
   }
   team.sync();
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const double least = r.bounds.turned * fmax(table.lengths[k] * *shared_results, r.bounds.least_sum);
+    const double least = b.turned * fmax(table.lengths[k] * shared_results[5], b.least_sum);
     if ((table.flags[k] & Table::kKnown) && table.values[k] < least) table.flags[k] &= ~Table::kKept;
   }
   team.sync();
-}
-
-// shared_results (6) is scratch.
-template <typename Team>
-SECUREAFL_FN void select_clients(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
-  count_kin(team, r, table, shared_results);
-  drop_crowds(team, r, table, shared_results);
-  drop_opposed(team, r, table, shared_results + 5);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

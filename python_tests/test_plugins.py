@@ -227,7 +227,7 @@ def test_a_broken_plug_in_is_left_out_with_a_warning_that_names_it(installed, re
     installed("good", lambda: REGISTER["attack"]("good"))
     installed("broken", register)
     installed("late", lambda: REGISTER["defense"]("late"), "secureafl.defenses")
-    with pytest.warns(plugins.PluginWarning) as warned:
+    with pytest.warns(entry_points.PluginWarning) as warned:
         assert main.main(["list", "attacks"]) == 0
     (message,) = [str(one.message) for one in warned]
     assert message.startswith("plug-in 'broken' of the package 'unknown' (broken:register) is left out: ")

@@ -14,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
+from .entry_points import PluginWarning, call_entry_point
 from .validation import shown
 
 GROUPS = ("secureafl.attacks", "secureafl.defenses", "secureafl.datasets")
@@ -26,10 +27,6 @@ Entry = TypeVar("Entry")
 _registries: list["Registry[Any]"] = []
 _lock = threading.RLock()  # reentrant: a plug-in may read a registry while it registers
 _loaded = False
-
-
-class PluginWarning(UserWarning):
-    """An installed plug-in failed and was left out."""
 
 
 class Registry(Mapping[str, Entry]):
@@ -93,19 +90,11 @@ def load_plugins() -> None:
 def _register(point: EntryPoint) -> str | None:
     """Call one entry point. If it fails, undo all that it registered and return the problem."""
     before = [dict(registry._added) for registry in _registries]
-    try:
-        function = point.load()
-        if not callable(function):
-            raise TypeError(f"the entry point must be a function without arguments, got {shown(function)}")
-        function()
-    except (Exception, SystemExit) as error:  # a plug-in may raise anything, and must not end the program
+    problem = call_entry_point(point)
+    if problem:
         for registry, added in zip(_registries, before, strict=True):
             registry._added = added
-        package = point.dist.name if point.dist else "unknown"
-        text = " ".join(f"{type(error).__name__}: {error}"[:300].split())
-        why = "".join(character if character.isprintable() else "?" for character in text)
-        return f"plug-in {point.name!r} of the package {package!r} ({point.value}) is left out: {why}"
-    return None
+    return problem
 
 
 # The arguments of register_attack, register_defense and register_dataset

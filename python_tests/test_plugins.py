@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from secureafl_ext import attacks, defenses, plugins, tasks
+from secureafl_ext import attacks, defenses, entry_points, plugins, tasks
 from secureafl_ext.attacks import ATTACKS, register_attack
 from secureafl_ext.cli import main
 from secureafl_ext.defenses import DEFENSES, register_defense

@@ -3,9 +3,9 @@ import oracles
 import pytest
 import torch
 from oracles import make_history, relative_error
-from secureafl_ext.sim.several import cpu_threads
 
 from secureafl_ext import estimate, reference
+from secureafl_ext.sim.runner import cpu_threads
 
 INF = float("inf")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-7}  # float32: the result's own rounding

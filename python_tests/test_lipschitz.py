@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from secureafl_ext.sim.several import cpu_threads
 
 from secureafl_ext import lipschitz, reference
+from secureafl_ext.sim.runner import cpu_threads
 
 
 def four(random, d, dtype=torch.float32):

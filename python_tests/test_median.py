@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from secureafl_ext.sim.several import cpu_threads
 
 from secureafl_ext import median, reference, trimmed_mean
+from secureafl_ext.sim.runner import cpu_threads
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # n: one, even, odd, around a warp, more than a warp's two rounds. d: one column, around a tile, many tiles.

@@ -205,6 +205,9 @@ def test_compared_defenses_run_with_the_values_that_were_chosen_for_them():
     options = {run.defense: run.defense_options for run in runs}
     assert {name: value for name, value in options.items() if value} == TUNED
     assert all(options[name].keys() <= DEFENSES[name].settings.keys() for name in options)
+    small = dataclasses.replace(base, dataset="fashion-mnist-small")
+    (run,) = tables.plan_table("main", small, {"attack": "none", "defense": "sageflow"}, {}, 1).runs()
+    assert run.defense_options == {}, "its warm-up is longer than a run on the embedded data"
     given = dataclasses.replace(base, defense_options={"radius": 1.5})
     (run,) = tables.plan_table("main", given, {"attack": "none", "defense": "aflguard"}, {}, 1).runs()
     assert run.defense_options == {"radius": 1.5}

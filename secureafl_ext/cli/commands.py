@@ -13,15 +13,16 @@ from ..defenses.tuned import tuned_options
 from ..report import paper, tables
 from ..sim import flat_table, results, runner
 from ..sim.loop import Outcome, Point
-from ..sim.options import axis, grid, prepare
+from ..sim.options import axis, grid, prepare, with_tuned_options
 from ..sim.results import Record
 from ..sim.settings import Resolved, Settings
 from . import calibrate
+from .errors import say
 from .lists import print_list
 from .names import picture_name
 from .options import explicit_settings
 
-# `secureafl compare` without flags: no download, under two minutes on two cores.
+# `secureafl compare` without flags: no download, a few minutes on two cores.
 COMPARED = ("async-sgd", "zeno++", "secureafl-kin")
 COMPARED_UNDER = "gaussian"
 UNDEFENDED = calibrate.UNDEFENDED
@@ -130,10 +131,6 @@ def show_results(arguments: argparse.Namespace) -> None:
         console.print_table([record.outcome for record in records], ["dataset", "attack", "defense", "seed"])
 
 
-def say(text: str) -> None:
-    print(f"secureafl: {text}", file=sys.stderr, flush=True)
-
-
 def results_file(arguments: argparse.Namespace) -> Path:
     return Path(arguments.out) / results.NAME
 
@@ -145,12 +142,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _tuned(many: list[Settings], arguments: argparse.Namespace) -> list[Settings]:
     """The runs with the tuned options of their defenses, unless --untuned. Explicit options win."""
-    if arguments.untuned:
-        return many
-    return [
-        replace(settings, defense_options=tuned_options(settings.defense, settings.dataset) | settings.defense_options)
-        for settings in many
-    ]
+    return many if arguments.untuned else [with_tuned_options(settings) for settings in many]
 
 
 def _say_tuned(wanted: list[Resolved]) -> None:

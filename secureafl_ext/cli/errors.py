@@ -1,8 +1,13 @@
-"""The message for an error that the user can correct."""
+"""Messages on stderr, and the one for an error that the user can correct."""
 
+import sys
 from concurrent.futures import BrokenExecutor
 
 import torch
+
+
+def say(text: str) -> None:
+    print(f"secureafl: {text}", file=sys.stderr, flush=True)
 
 
 def message(error: Exception) -> str | None:

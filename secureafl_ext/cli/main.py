@@ -23,7 +23,6 @@ from .commands import (
     report,
     results_file,
     run,
-    say,
     show_results,
     sweep,
 )
@@ -47,15 +46,17 @@ def main(argv: list[str] | None = None) -> int:
             arguments.command(arguments)
     except KeyboardInterrupt:
         if arguments.command in CONTINUE:
-            say(f"interrupted; finished runs are in {results_file(arguments)}, the same command continues from there")
+            errors.say(
+                f"interrupted; finished runs are in {results_file(arguments)}, the same command continues from there"
+            )
         else:
-            say("interrupted; nothing is kept, start it again")
+            errors.say("interrupted; nothing is kept, start it again")
         return 130
     except Exception as error:
         text = errors.message(error)
         if text is None:
             raise
-        say(text)
+        errors.say(text)
         return 2
     return 0
 

@@ -1,6 +1,5 @@
 """Live progress on stderr: bars on a terminal, plain lines in a file or a pipe."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from ..report.console import digits
 from ..sim.loop import Outcome, Point
+from .errors import say
 
 MOST_BARS = 16  # with more runs only the active ones have a bar
 LINE_SECONDS = 2.0  # between two plain lines
@@ -70,20 +70,16 @@ def lines(labels: list[str], rounds: list[int]) -> Iterator[tuple[Watch, Done]]:
         nonlocal last
         if point.round < rounds[i] and time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            write(f"{labels[i]}: {describe(point, rounds[i])}")
+            say(f"{labels[i]}: {describe(point, rounds[i])}")
 
     def done(i: int, outcome: Outcome) -> None:
         nonlocal last
         last = time.monotonic()
         finished.append(i)
         count = f" ({len(finished)} of {len(labels)} runs finished)" if len(labels) > 1 else ""
-        write(f"{labels[i]}: {describe(outcome.curve[-1], rounds[i])}{count}")
+        say(f"{labels[i]}: {describe(outcome.curve[-1], rounds[i])}{count}")
 
     yield watch, done
-
-
-def write(text: str) -> None:
-    print(f"secureafl: {text}", file=sys.stderr, flush=True)
 
 
 def describe(point: Point, rounds: int | None = None) -> str:

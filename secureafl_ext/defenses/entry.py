@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -12,24 +11,22 @@ from .base import Rule, Server, Trusted
 from .rule_server import RuleServer, check_settings
 
 
-class Factory(Protocol):
-    """Makes the server of a defense."""
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What the server of a defense starts from: the arguments of `make`."""
 
-    def __call__(
-        self,
-        name: str,
-        model: Tensor,
-        clients: int,
-        lr: float,
-        max_staleness: int,
-        trusted: Trusted | None,
-        settings: dict[str, object],
-    ) -> Server: ...
+    name: str
+    model: Tensor  # (d)
+    clients: int
+    lr: float
+    max_staleness: int
+    trusted: Trusted | None
+    settings: dict[str, object]
 
 
 @dataclass(frozen=True)
 class Defense:
-    factory: Factory
+    factory: Callable[[Start], Server]
     about: str
     needs_trusted: bool  # whether it judges updates by clean samples of the server
     settings: dict[str, object]  # its settings, with the defaults
@@ -40,20 +37,13 @@ def ruled(rule: Callable[..., Rule], about: str, needs_trusted: bool = False) ->
     """The defense that a rule makes. rule: a class or function (model, clients, *, settings), or, if it needs trusted
     samples, (model, clients, trusted, *, settings)"""
 
-    def build(
-        name: str,
-        model: Tensor,
-        clients: int,
-        lr: float,
-        max_staleness: int,
-        trusted: Trusted | None,
-        settings: dict[str, object],
-    ) -> Server:
-        check_settings(name, model, clients, lr, max_staleness)
-        made = rule(model, clients, trusted, **settings) if needs_trusted else rule(model, clients, **settings)
+    def build(start: Start) -> Server:
+        check_settings(start.name, start.model, start.clients, start.lr, start.max_staleness)
+        trusted = (start.trusted,) if needs_trusted else ()
+        made = rule(start.model, start.clients, *trusted, **start.settings)
         if not callable(getattr(made, "judge", None)) or not getattr(made, "REASONS", None):
-            raise ValueError(f"{name}: the rule must have judge() and REASONS, got {shown(made)}")
-        return RuleServer(made, name, model, clients, lr, max_staleness)
+            raise ValueError(f"{start.name}: the rule must have judge() and REASONS, got {shown(made)}")
+        return RuleServer(made, start.name, start.model, start.clients, start.lr, start.max_staleness)
 
     options = options_of(rule)
     return Defense(build, about, needs_trusted, options.defaults, options.optional)

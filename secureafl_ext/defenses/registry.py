@@ -10,7 +10,7 @@ from .async_defender import AsyncDefender
 from .async_sgd import AsyncSGD
 from .base import Rule, Server, Trusted
 from .basgd import BASGD
-from .entry import ruled
+from .entry import Start, ruled
 from .kardam import Kardam
 from .sageflow import Sageflow
 from .secureafl import VARIANTS
@@ -64,4 +64,4 @@ def make(
         raise ValueError(f"unknown setting {unknown!r} of {name}; choose from {choices}")
     if defense.needs_trusted and trusted is None:
         raise ValueError(f"{name}: trusted must be given, it judges updates by clean samples of the server, got None")
-    return defense.factory(name, model, clients, lr, max_staleness, trusted, settings)
+    return defense.factory(Start(name, model, clients, lr, max_staleness, trusted, settings))

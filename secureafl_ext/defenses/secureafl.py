@@ -4,30 +4,22 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
 
 from ..config import Config
 from ..plugins import optional_types
 from ..server.server import SecureAFL
-from .base import Server, Trusted
-from .entry import Defense
+from .base import Server
+from .entry import Defense, Start
 
 
 def variant(about: str, **fixed: object) -> Defense:
     """SecureAFL with these settings. The caller sets the others."""
 
-    def build(
-        name: str,
-        model: Tensor,
-        clients: int,
-        lr: float,
-        max_staleness: int,
-        trusted: Trusted | None,
-        settings: dict[str, object],
-    ) -> Server:
-        exact = {"history_dtype": torch.float64} if model.dtype == torch.float64 else {}
-        everything: dict[str, Any] = {"lr": lr, "max_staleness": max_staleness, **exact, **settings, **fixed}
-        return SecureAFL(model, clients, **everything)
+    def build(start: Start) -> Server:
+        exact = {"history_dtype": torch.float64} if start.model.dtype == torch.float64 else {}
+        own = {"lr": start.lr, "max_staleness": start.max_staleness}
+        everything: dict[str, Any] = {**own, **exact, **start.settings, **fixed}
+        return SecureAFL(start.model, start.clients, **everything)
 
     # A dtype, not its name: the command line does not offer it.
     defaults = {field.name: field.default for field in fields(Config)} | {"history_dtype": torch.float32}

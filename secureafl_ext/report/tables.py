@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from ..defenses.tuned import TUNED
 from ..sim import results
-from ..sim.options import get, grid, prepare
+from ..sim.options import get, grid, prepare, with_tuned_options
 from ..sim.results import Record
 from ..sim.settings import Settings, UndefinedError
 from . import server_tables
@@ -85,10 +84,8 @@ class TablePlan:
 
     def runs(self) -> list[Settings]:
         """All runs. A compared defense has its tuned options, unless the command line gives others."""
-        return [
-            replace(settings, defense_options={**TUNED.get(settings.defense, {}), **settings.defense_options})
-            for settings in grid(self.base, self.axes | {"seed": list(range(self.seeds))})
-        ]
+        runs = grid(self.base, self.axes | {"seed": list(range(self.seeds))})
+        return [with_tuned_options(settings) for settings in runs]
 
     def paper_numbers(self) -> Numbers:
         return self.table.paper.get(self.base.dataset, {})

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from .. import bounded_files
 from ..attacks import ATTACKS, Kind
 from ..defenses import DEFENSES, Defense
+from ..defenses.tuned import tuned_options
 from .settings import VARIANT_SETTINGS, Resolved, Settings, UndefinedError, variant_settings
 
 log = logging.getLogger(__name__)
@@ -161,6 +162,13 @@ def get(settings: Settings, name: str) -> Any:
     """A setting, or an option; None if the run does not have this option."""
     field, dot, inner = name.partition(".")
     return getattr(settings, field).get(inner) if dot else getattr(settings, field)
+
+
+def with_tuned_options(settings: Settings) -> Settings:
+    """The options that were tuned for its defense on its data set. Options that are given win."""
+    return replace(
+        settings, defense_options=tuned_options(settings.defense, settings.dataset) | settings.defense_options
+    )
 
 
 def prepare(many: list[Settings], left_out: Callable[[str], None] = log.warning) -> list[Resolved]:

@@ -128,7 +128,7 @@ PRESETS = {
     "freeze": partial(Crafted, strength=1000.0, honest_part=False, silence=1, start=0.25),
     "squads": partial(Crafted, strength=2.0, squads=2, cosine=0.45),
     "mosaic": partial(Crafted, strength=2.0, squads=2, mosaic=True),
-    "squad-backdoor": partial(Crafted, direction="backdoor", strength=2.0, squads=2, cosine=0.45),
+    "squad-backdoor": partial(Crafted, direction="backdoor", strength=1.0, squads=2, cosine=0.45),
     "sleeper": partial(Crafted, strength=10.0, start=0.5),
     "rotate": partial(Crafted, direction="up+dead+ascent", strength=5.0),
 }

@@ -9,7 +9,7 @@ from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import calibrate, main
 from secureafl_ext.sim import options
 from secureafl_ext.sim.loop import Outcome
-from secureafl_ext.sim.settings import Settings
+from secureafl_ext.sim.settings import Settings, recorded
 
 pytestmark = pytest.mark.usefixtures("pretended")
 
@@ -25,7 +25,7 @@ def test_calibrate_takes_the_strength_nearest_to_the_paper(pretended, tmp_path, 
 
     report = json.loads((tmp_path / "here" / "calibration-fashion-mnist.json").read_text())
     assert report["chosen"] == {"scaling": {"options": {"factor": 10.0}, "distance": 0.0}}
-    assert [trial["settings"] for trial in report["trials"]] == [vars(settings) for settings in pretended.ran]
+    assert [trial["settings"] for trial in report["trials"]] == [recorded(vars(settings)) for settings in pretended.ran]
     assert all({"versions", "commit", "device", "summary", "distance"} <= trial.keys() for trial in report["trials"])
 
 
@@ -76,6 +76,7 @@ def test_calibrate_refuses_what_it_has_no_targets_for(capsys):
 def test_every_free_strength_has_values_to_try_and_every_attack_a_target():
     assert {name for name, kind in ATTACKS.items() if kind.free} == set(calibrate.STRENGTHS)
     assert all(kind.free in (None, *kind.settings) for kind in ATTACKS.values())
-    assert all(list(targets) == list(ATTACKS) for targets in calibrate.TARGETS.values())
-    many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), list(ATTACKS))
+    paper = list(ATTACKS)[:11]  # the others are not in the paper
+    assert all(list(targets) == paper for targets in calibrate.TARGETS.values())
+    many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), paper)
     assert options.prepare(many, pytest.fail) == [settings.resolve() for settings in many]

@@ -15,7 +15,7 @@ from secureafl_ext.defenses import DEFENSES
 from secureafl_ext.defenses.tuned import TUNED, tuned_options
 from secureafl_ext.sim import options, runner
 from secureafl_ext.sim.loop import Outcome, Point
-from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError
+from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError, recorded
 from secureafl_ext.tasks import datasets
 
 pytestmark = pytest.mark.usefixtures("pretended")
@@ -27,6 +27,7 @@ OTHER = {
     "model": "resnet20",
     "clients": 7,
     "malicious": 0.25,
+    "flood": 0.5,
     "attack": "gaussian",
     "attack_options": {"std": 3.5},
     "defense": "kardam",
@@ -181,7 +182,7 @@ def test_run_keeps_a_line_and_a_picture(tmp_path, pretended, capsys):
     assert main.main(["run", "--out", "here", "--attack", "gaussian", "--attack-option", "std=.5"]) == 0
     wanted = Settings(attack="gaussian", attack_options={"std": 0.5}).resolve()
     assert pretended.ran == [wanted]
-    assert [line["settings"] for line in kept("here")] == [vars(wanted)]
+    assert [line["settings"] for line in kept("here")] == [recorded(vars(wanted))]
     picture = tmp_path / "here" / "run-fashion-mnist-small-gaussian-secureafl-std=0.5.png"
     assert picture.read_bytes().startswith(PNG)
     assert "0.375" in capsys.readouterr().out

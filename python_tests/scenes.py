@@ -43,7 +43,7 @@ def scene(kind="grey", device="cpu", seed=0, clients=CLIENTS, malicious=MALICIOU
     return Scene(net or small_net(data), data, lr, clients, numbers, seed)
 
 
-def view(run, attack, client=None, seed=0, server=None, model=None, staleness=0.0):
+def view(run, attack, client=None, seed=0, server=None, model=None, staleness=0.0, progress=0.0):
     """A round of one malicious client, the first by default, at a model of its own."""
     random = torch.Generator().manual_seed(seed)
     number = int(run.malicious[0]) if client is None else client
@@ -54,8 +54,8 @@ def view(run, attack, client=None, seed=0, server=None, model=None, staleness=0.
 
     current = model if server is None else server.model.clone()
     client = torch.tensor([number], device=run.device)
-    late = torch.tensor(staleness, dtype=torch.float64, device=run.device)
-    return View(client, model, current, samples(attack.own), samples(attack.honest), server, late)
+    late, done = (torch.tensor(x, dtype=torch.float64, device=run.device) for x in (staleness, progress))
+    return View(client, model, current, samples(attack.own), samples(attack.honest), server, late, done)
 
 
 def trusted(run):

@@ -11,6 +11,7 @@ from scenes import KINDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext.attacks import ATTACKS, make
+from secureafl_ext.attacks.crafted import PRESETS
 from secureafl_ext.attacks.min_max import DIRECTIONS, largest
 from secureafl_ext.defenses import DEFENSES
 from secureafl_ext.tasks.models import cnn, resnet20
@@ -49,7 +50,7 @@ def test_same_seed_same_bits(device, name):
     first, other = (rounds(name, device=device, seed=seed) for seed in (0, 4))
     again = rounds.__wrapped__(name, device=device, seed=0)
     assert torch.equal(first, again)
-    draws = name in ("gaussian", "3dfed") or make(name, scenes.scene()).trigger is not None
+    draws = name in ("gaussian", "3dfed", "squads", "mosaic") or make(name, scenes.scene()).trigger is not None
     assert torch.equal(first, other) != draws
 
 
@@ -87,6 +88,9 @@ def test_what_was_sent_keeps_its_values(name):
     assert torch.equal(update, kept) and torch.equal(view.model, model)
 
 
+CRAFTED = {"direction": "ascent", "strength": 3.0, "squads": 3, "cosine": 0.6, "mosaic": True,
+           "honest_part": False, "imitate": 2, "camouflage": 0.5, "start": 0.5, "stop": 0.0,
+           "target": 3}  # fmt: skip
 OTHER_OPTIONS = {
     "sign-flip": {"scale": 3.0},
     "gaussian": {"std": 1.0},
@@ -98,14 +102,24 @@ OTHER_OPTIONS = {
               "distance": 0.0, "steps": 2, "target": 3, "share": 1.0},
     "min-max": {"p": "sign", "gamma0": 1e-3, "honest": 2},
     "adaptive": {"gamma": 1.0, "momentum": 0.0, "honest": 2},
+    "alie": {"z": 1.0, "honest": 2},
+    "ipm": {"epsilon": 1.0, "honest": 2},
+    "mimic": {"victim": 2},
+    **{name: CRAFTED for name in ("crafted", *PRESETS)},
 }  # fmt: skip
 # Told apart where they matter, in files of their own.
 ELSEWHERE = {"3dfed": {"lift", "refresh", "decoys", "push"}, "adaptive": {"saturation"}}
+ELSEWHERE |= {name: {"duty", "period", "silence"} for name in ("crafted", *PRESETS)}
+# An option of crafted matters only together with some others.
+TOGETHER = {"squads": {"cosine": 0.5}, "mosaic": {"squads": 2}, "target": {"direction": "backdoor"}}
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name, all in OTHER_OPTIONS.items() for option in all])
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, all in OTHER_OPTIONS.items() for option in all if name not in PRESETS]
+)
 def test_every_option_matters(name, option):
-    assert not torch.equal(rounds(name), rounds(name, **{option: OTHER_OPTIONS[name][option]}))
+    others = TOGETHER.get(option, {}) if name == "crafted" else {}
+    assert not torch.equal(rounds(name, **others), rounds(name, **others, **{option: OTHER_OPTIONS[name][option]}))
 
 
 def test_every_option_is_covered_above():
@@ -114,12 +128,12 @@ def test_every_option_is_covered_above():
 
 
 def test_the_table_says_which_option_is_free_and_which_attacks_need_labels():
-    assert next(iter(ATTACKS)) == "none" and len(ATTACKS) == 1 + 10
+    assert next(iter(ATTACKS)) == "none" and len(ATTACKS) == 1 + 10 + 4 + len(PRESETS)
     for kind in ATTACKS.values():
         assert kind.free is None or kind.free in kind.settings
     grey = {name: make(name, scenes.scene()) for name in ATTACKS}
     targeted = {name for name, attack in grey.items() if attack.trigger is not None}
-    assert targeted == {"scaling", "dba", "pgd", "neurotoxin", "3dfed"}
+    assert targeted == {"scaling", "dba", "pgd", "neurotoxin", "3dfed", "squad-backdoor"}
     assert targeted | {"label-flip"} == {name for name, kind in ATTACKS.items() if kind.needs_labels}
 
 

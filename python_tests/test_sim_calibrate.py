@@ -76,6 +76,7 @@ def test_calibrate_refuses_what_it_has_no_targets_for(capsys):
 def test_every_free_strength_has_values_to_try_and_every_attack_a_target():
     assert {name for name, kind in ATTACKS.items() if kind.free} == set(calibrate.STRENGTHS)
     assert all(kind.free in (None, *kind.settings) for kind in ATTACKS.values())
-    assert all(list(targets) == list(ATTACKS) for targets in calibrate.TARGETS.values())
-    many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), list(ATTACKS))
+    paper = list(ATTACKS)[:11]  # the others are not in the paper
+    assert all(list(targets) == paper for targets in calibrate.TARGETS.values())
+    many = calibrate.trials(Settings(dataset="cifar10", defense="async-sgd"), paper)
     assert options.prepare(many, pytest.fail) == [settings.resolve() for settings in many]

@@ -27,6 +27,7 @@ OTHER = {
     "model": "resnet20",
     "clients": 7,
     "malicious": 0.25,
+    "flood": 0.5,
     "attack": "gaussian",
     "attack_options": {"std": 3.5},
     "defense": "kardam",

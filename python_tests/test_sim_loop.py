@@ -9,6 +9,7 @@ import scenes
 import torch
 
 from secureafl_ext import SecureAFL, attacks, defenses
+from secureafl_ext.attacks.crafted import PRESETS
 from secureafl_ext.sim import arrivals, federation, loop, metrics
 from secureafl_ext.sim.settings import Settings, UndefinedError
 from secureafl_ext.tasks import models
@@ -181,7 +182,7 @@ def test_captured_rounds_are_the_eager_ones(defense, attack):
 @pytest.mark.parametrize("defense", defenses.DEFENSES)
 def test_every_defense_meets_every_attack(dataset, defense, device):
     """Defined for each data set, or undefined for a reason."""
-    for attack in attacks.ATTACKS:
+    for attack in attacks.ATTACKS.keys() - (PRESETS.keys() - {"squad-backdoor"}):  # the others are crafted once more
         chosen = settings(device, dataset=dataset, defense=defense, attack=attack, rounds=6, evaluations=2)
         undefined = dataset == "udacity" and (attacks.ATTACKS[attack].needs_labels or defense == "sageflow")
         if undefined:
@@ -191,7 +192,7 @@ def test_every_defense_meets_every_attack(dataset, defense, device):
         outcome = loop.run(chosen)
         assert [point.round for point in outcome.curve] == [3, 6]
         backdoor = outcome.curve[-1].asr is not None
-        assert backdoor == (attack in ("scaling", "dba", "pgd", "neurotoxin", "3dfed"))
+        assert backdoor == (attack in ("scaling", "dba", "pgd", "neurotoxin", "3dfed", "squad-backdoor"))
         assert outcome.curve[-1].error >= 0 and 0 <= outcome.summary["accepted"] <= 1
 
 

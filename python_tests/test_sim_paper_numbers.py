@@ -64,7 +64,7 @@ def test_two_numbers_are_the_backdoors_alone():
     for table in paper.TABLES.values():
         for numbers in table.paper.values():
             assert all(len(value) == (2 if column in BACKDOORS else 1) for (_, column), value in numbers.items())
-    assert list(paper_numbers.ATTACK_COLUMNS) == list(ATTACKS)
+    assert list(paper_numbers.ATTACK_COLUMNS) == list(ATTACKS)[:11]  # the others are not in the paper
 
 
 @pytest.mark.parametrize("name", [name for name, table in paper.TABLES.items() if table.source == "runs"])

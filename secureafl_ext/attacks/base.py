@@ -72,10 +72,16 @@ class View:
     honest: Tensor  # (attack.honest, B) int64: one minibatch each of this many honest clients
     server: Server  # full knowledge of the defense; only `adaptive` reads it
     staleness: Tensor  # () float64: versions between `model` and `current`
+    progress: Tensor  # () float64: the share of the run that is done, 0 or more, below 1
 
 
 class Attack(Protocol):
-    """update() and after() may be captured in a CUDA graph: they must not wait for the device or draw numbers."""
+    """update() and after() may be captured in a CUDA graph: they must not wait for the device or draw numbers.
+
+    Optional: `uploads(client, malicious) -> Tensor`, for an attack whose clients fall silent. The loop calls it once,
+    on the host, before the first round. client: (rounds) int64, who is to upload    malicious: (rounds) bool
+    It returns (rounds) bool, False where a malicious client stays silent: an honest client uploads in its place.
+    """
 
     @property
     def own(self) -> int: ...  # minibatches of the client's own data that it needs each round, 1 or more

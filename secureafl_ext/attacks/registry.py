@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from ..plugins import Registry, check_about, check_factory, options_of
 from .adaptive import Adaptive
+from .alie import alie
 from .base import Attack, Scene
+from .crafted import PRESETS, Crafted
 from .dba import dba
 from .gaussian import gaussian
 from .honest import none
+from .ipm import ipm
 from .label_flip import label_flip
+from .mimic import mimic
 from .min_max import min_max
 from .neurotoxin import neurotoxin
 from .pgd import pgd
@@ -47,6 +51,17 @@ ATTACKS = Registry(
         "3dfed": kind(ThreeDFed, "backdoor: constrained, masked by noise, led by feedback", True, "lift"),
         "min-max": kind(min_max, "as far from the honest mean as honest gradients are from each other", free="gamma0"),
         "adaptive": kind(Adaptive, "knows the defense and sends the worst update that it accepts"),
+        "alie": kind(alie, "the honest mean, shifted within the spread of honest gradients"),
+        "ipm": kind(ipm, "minus the honest mean, times epsilon"),
+        "mimic": kind(mimic, "all attackers send what one honest client would send"),
+        "crafted": kind(Crafted, "an honest gradient and a common push; every option open"),
+        "ghost": kind(PRESETS["ghost"], "crafted: one huge upload at first contact, then silence"),
+        "freeze": kind(PRESETS["freeze"], "crafted: honest for a quarter of the run, one huge upload, then silence"),
+        "squads": kind(PRESETS["squads"], "crafted: one push by two groups that do not look alike"),
+        "mosaic": kind(PRESETS["mosaic"], "crafted: groups push different coordinates of one direction"),
+        "squad-backdoor": kind(PRESETS["squad-backdoor"], "backdoor, crafted: carried by two groups", True),
+        "sleeper": kind(PRESETS["sleeper"], "crafted: honest for half of the run, then a strong push"),
+        "rotate": kind(PRESETS["rotate"], "crafted: the direction of the push changes again and again"),
     },
 )
 

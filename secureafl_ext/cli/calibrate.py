@@ -70,11 +70,13 @@ def trials(base: Settings, attacks: list[str]) -> list[Settings]:
     """Every strength of every attack, on undefended training. An attack without a free strength runs once."""
     if base.defense != UNDEFENDED:
         raise ValueError(f"calibrate: defense must be {UNDEFENDED}, got {base.defense!r}")
-    targets(base.dataset)
+    known = targets(base.dataset)
     many = []
     for name in attacks:
         if name not in ATTACKS:
             raise ValueError(f"unknown attack {name!r}; choose from {', '.join(ATTACKS)}")
+        if name not in known:
+            raise ValueError(f"calibrate: attack must be one of the paper's, {', '.join(known)}, got {name!r}")
         option = ATTACKS[name].free
         strengths: list[dict[str, object]] = [{option: value} for value in STRENGTHS[name]] if option else [{}]
         many += [

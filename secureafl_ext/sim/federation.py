@@ -39,7 +39,7 @@ class Federation:
         chosen = torch.randperm(settings.clients, generator=torch.Generator().manual_seed(stream(settings, "malice")))
         self.malicious = chosen[: settings.attackers].sort().values
         self.honest = chosen[settings.attackers :].sort().values
-        self.arrivals = draw_arrivals(settings)
+        self.arrivals = draw_arrivals(settings, self.malicious)
         self.scene = Scene(
             self.net,
             self.data,
@@ -48,6 +48,22 @@ class Federation:
             self.malicious.to(settings.device),
             stream(settings, "attack"),
         )
+
+    def silence(self, uploads: Tensor) -> None:
+        """Give the rounds (rounds) in which a malicious client does not upload to random honest clients."""
+        planned = self.arrivals
+        if uploads.shape != planned.client.shape or uploads.dtype != torch.bool:
+            got = f"{tuple(uploads.shape)} {uploads.dtype}"
+            raise ValueError(
+                f"attack {self.settings.attack!r}: uploads() must return ({len(planned.client)},) bool, got {got}"
+            )
+        silent = torch.isin(planned.client, self.malicious) & ~uploads.cpu()
+        if silent.any() and not len(self.honest):
+            raise ValueError(
+                f"malicious must leave an honest client for attack {self.settings.attack!r}, whose clients fall silent,"
+                f" got {self.settings.malicious}"
+            )
+        self.arrivals = arrivals.with_silence(planned, silent, self.honest, stream(self.settings, "silence"))
 
     def draw(self, clients: Tensor, purpose: str) -> Tensor:
         """(.., B): a minibatch of each of these clients (..), drawn with replacement from the client's own samples.
@@ -101,11 +117,12 @@ def split(settings: Resolved, data: Dataset) -> list[Tensor]:
     return partition.skewed(labels, data.classes, settings.clients, settings.degree, seed)
 
 
-def draw_arrivals(settings: Resolved) -> arrivals.Arrivals:
-    sizes = settings.rounds, settings.clients, settings.delay
+def draw_arrivals(settings: Resolved, malicious: Tensor) -> arrivals.Arrivals:
+    sizes, seed = (settings.rounds, settings.clients, settings.delay), stream(settings, "arrivals")
+    flood = None if settings.flood is None else arrivals.Flood(malicious, settings.flood)
     if settings.arrivals == "clock":
-        return arrivals.clock(*sizes, settings.spread, stream(settings, "arrivals"))
-    return arrivals.uniform(*sizes, stream(settings, "arrivals"))
+        return arrivals.clock(*sizes, settings.spread, seed, flood)
+    return arrivals.uniform(*sizes, seed, flood)
 
 
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container

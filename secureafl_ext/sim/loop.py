@@ -22,7 +22,8 @@ from .settings import Resolved, Settings, variant_settings
 
 log = logging.getLogger(__name__)
 
-HEAD = 4  # columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness
+# Columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness, round.
+HEAD = 5
 CAPTURE_LOCK, STREAMS = threading.Lock(), threading.local()
 
 
@@ -37,7 +38,7 @@ class Rounds:
     """A federation, a defense, an attack, and the tables on the device that the rounds read.
 
     past: (delay + 1, d) the last models, version v in row v % rows
-    plan: (stretch, 4 + B) int64: client, row of the model trained on, row for the next one, staleness, samples
+    plan: (stretch, 5 + B) int64: client, row of the model trained on, row for the next one, staleness, round, samples
     extra: (malicious rounds of the stretch, own - 1 + honest, B) int64: further samples for the attack
     A stretch is the rounds between two evaluations. The host decides only whether a round is honest or malicious, so
     one captured graph of a kind serves all its rounds.
@@ -59,6 +60,9 @@ class Rounds:
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
         self.done = 0
         self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)  # (rounds)
+        if uploads := getattr(self.attack, "uploads", None):
+            federation.silence(uploads(federation.arrivals.client, self.is_malicious))
+            self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)
         stretch = -(-settings.rounds // settings.evaluations)
         most = max((int(part.sum()) for part in self.is_malicious.split(stretch)), default=0)
         batches = self.attack.own - 1 + self.attack.honest
@@ -80,7 +84,7 @@ class Rounds:
         kinds = self.is_malicious[part]
         now = torch.arange(self.done, self.done + rounds)
         version = now - staleness
-        head = torch.stack([client, version % len(self.past), (now + 1) % len(self.past), staleness], 1)
+        head = torch.stack([client, version % len(self.past), (now + 1) % len(self.past), staleness, now], 1)
         self.plan[:rounds].copy_(torch.cat([head, self.federation.draw(client, "samples")], 1))
         self.extra[: int(kinds.sum())].copy_(self._extra(client[kinds]))
         self.at.zero_()
@@ -127,7 +131,8 @@ class Rounds:
         self.extra_at += 1
         own = torch.cat([row[HEAD:][None], more[: self.attack.own - 1]])
         honest, server = more[self.attack.own - 1 :], self.server
-        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double())
+        progress = row[4].double() / self.settings.rounds
+        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double(), progress)
 
     def evaluate(self) -> Point:
         model, trigger = self.server.model, self.attack.trigger

@@ -38,6 +38,7 @@ class Settings:
     model: str | None = None  # cnn; resnet20 for colour images
     clients: int | None = None  # n: 50; 10 for tiny-imagenet and udacity, 20 on the embedded data
     malicious: float = 0.2  # share of the clients that attack
+    flood: float | None = None  # share of all uploads that come from malicious clients; None: as many as from others
     attack: str = "none"
     attack_options: dict[str, object] = field(default_factory=dict)  # of that attack: `secureafl list attacks`
     defense: str = "secureafl"
@@ -45,7 +46,9 @@ class Settings:
     rounds: int | None = None  # 20,000; 400 on the embedded data
     batch: int | None = None  # samples per gradient: 32; 64 for colour images
     lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, which has short runs; 0.001 for udacity
-    delay: int | None = None  # tau_max: the server refuses an older upload: 10; with `clock` 4 per client
+    delay: int | None = (
+        None  # tau_max: the server refuses an older upload: 10; with `clock` 4 per client, more in a flood
+    )
     arrivals: str = "uniform"
     spread: float = 1.0  # of `clock`: standard deviation of the logarithm of the clients' speeds
     partition: str = "skewed"
@@ -86,13 +89,20 @@ class Settings:
             "batch": 32 if grey else 64,
             # A squared error has about a hundred times the curvature of a cross entropy: 0.01 diverges without attack.
             "lr": 0.05 if embedded else 0.001 if self.dataset == "udacity" else 0.01,
-            "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients),
+            "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients) * self._crowding(),
             "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
         }
 
+    def _crowding(self) -> int:
+        """How many times as many uploads lie between two of an honest client with a flood. With `clock` the delay must
+        grow by it: otherwise nearly all honest uploads would be late."""
+        if self.flood is None or not 0 < self.flood < 1:
+            return 1
+        return max(1, round((1 - self.malicious) / (1 - self.flood)))
+
 
 class Resolved(Settings):
-    """Settings without a None (except data_dir): the loop runs them, the results file records them."""
+    """Settings without a None (except data_dir and flood): the loop runs them, the results file records them."""
 
     model: str
     clients: int
@@ -110,10 +120,15 @@ class Resolved(Settings):
     def _check(self) -> None:
         for name, low, high in BOUNDS:
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
                 raise ValueError(f"{name} must be {limits}, got {value}")
         _check_device(self.device)
+        if self.flood is not None and not 0 < self.attackers < self.clients:
+            raise UndefinedError(
+                f"flood needs malicious and honest clients, got {self.attackers} malicious of {self.clients},"
+                f" attack {self.attack!r}"
+            )
         regression = datasets.SOURCES[self.dataset].regression
         if regression and ATTACKS[self.attack].needs_labels:
             raise UndefinedError(
@@ -149,6 +164,7 @@ CHOICES: dict[str, Collection[str]] = {
 BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("clients", 1, math.inf),
     ("malicious", 0, 1),
+    ("flood", 0.01, 0.99),
     ("rounds", 1, 10**9),
     ("batch", 1, 10**6),
     ("lr", 0, math.inf),

@@ -118,6 +118,7 @@ def test_harm_is_the_error_above_the_clean_one_or_the_success():
     assert search.harm(ended(0.9, late_error=0.3), 0.1) == pytest.approx(0.2)
     assert search.harm(ended(0.2, 0.9, late_error=0.2, late_asr=0.6), 0.1) == pytest.approx(0.6)
     assert search.harm(ended(0.4), 0.1) == pytest.approx(0.3), "a record without the late error"
+    assert search.harm(ended(0.1, late_error=0.05), 0.1) == pytest.approx(-0.05), "the sampler learns from that too"
     assert search.harm(ended(math.inf, late_error=math.inf), 0.1) == 1.0
 
 

@@ -78,7 +78,8 @@ def late_error(outcome: Outcome) -> float:
 def harm(outcome: Outcome, clean_error: float) -> float:
     """The objective, at most 1: the late error above that without attack, or the attack success if that is higher."""
     success = outcome.asr if outcome.late_asr is None else outcome.late_asr
-    return min(1.0, max(late_error(outcome) - clean_error, success or 0.0))
+    above = late_error(outcome) - clean_error  # may be below 0: the sampler learns from that too
+    return min(1.0, above if success is None else max(above, success))
 
 
 def search(
@@ -88,9 +89,9 @@ def search(
 
     base: defense, data and all that is not searched. The path of the search depends on `seed` and `at_once`.
     """
-    for name, value in (("budget", budget), ("at_once", at_once)):
-        if value < 1:
-            raise ValueError(f"{name} must be 1 or more, got {value}")
+    for name, number in (("budget", budget), ("at_once", at_once)):
+        if number < 1:
+            raise ValueError(f"{name} must be 1 or more, got {number}")
     study = make_study(seed)
     for values in known(base, axes):
         study.enqueue_trial(values)
@@ -104,9 +105,9 @@ def search(
         else:
             outcomes = list(simulate(many))
         for trial, settings, outcome in zip(asked, many, outcomes, strict=True):
-            value = harm(outcome, findings.clean_error)
-            study.tell(trial, value)
-            findings.trials.append(Trial(trial.number, settings, outcome, value))
+            done = Trial(trial.number, settings, outcome, harm(outcome, findings.clean_error))
+            study.tell(trial, done.harm)
+            findings.trials.append(done)
     confirm(findings, simulate)
 
 

@@ -14,6 +14,7 @@ from ..sim.settings import Settings
 from . import style
 from .console import Axes, Console, Figure, Table, digits, format_value, measure
 
+DIRECTION = next(axis for axis in AXES if axis.key == "direction")
 MARKERS = "os^Dv<>ph*X"  # beside the colour: the picture must be readable in grey
 LISTED = 15  # trials in the Markdown file
 HEADS = ("harm", "late error", "end error", "late attack success", "worst class")
@@ -123,7 +124,8 @@ def draw(path: Path, findings: Findings) -> None:
     figure = Figure(figsize=(9, 3.6 * len(measures) + 0.6), layout="constrained")
     figure.suptitle(f"{settings.defense} on {settings.dataset}: {len(trials)} attacks that a search tried")
     panels = figure.subplots(len(measures), squeeze=False)[:, 0].tolist()
-    kinds = list(dict.fromkeys(direction(trial.settings) for trial in trials))
+    used = [direction(trial.settings) for trial in trials]
+    kinds = list(dict.fromkeys([*DIRECTION.choices, *used]))  # in every picture the same colours
     for panel, key in zip(panels, measures, strict=True):
         for i, kind in enumerate(kinds):
             its = [trial for trial in trials if direction(trial.settings) == kind]

@@ -1,5 +1,7 @@
 """Crafted and its named points: what a client sends, against the formula in NumPy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scenes
@@ -201,6 +203,20 @@ def test_presets_are_crafted_with_other_defaults():
     assert PRESETS["ghost"].keywords["silence"] == PRESETS["freeze"].keywords["silence"] == 1
     made = make("freeze", scenes.scene(), start=0.75)  # an option of a preset can be changed
     assert made.timing == Timing(0.75, 1.0, 1.0, 0.05, 1)
+
+
+def test_the_page_of_the_attacks_has_every_option_and_default():
+    page = (Path(__file__).parent.parent / "docs/reference/attacks.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    for name, kind in ATTACKS.items():
+        assert name == "none" or name == "crafted" or name in rows, name
+        if name in PRESETS:
+            written = [f"`{key}={str(value).lower()}`" for key, value in PRESETS[name].keywords.items()]
+            assert rows[name].endswith(f"| {', '.join(written)} |")
+        elif name not in ("none", "crafted", "3dfed"):
+            assert all(f"`{option}`" in rows[name] for option in kind.settings), name
+    described = page[page.index("## Made to beat") :]
+    assert all(f"`{option}`" in described for option in [*ATTACKS["crafted"].settings, *DIRECTIONS])
 
 
 @pytest.mark.parametrize(

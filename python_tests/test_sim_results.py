@@ -23,7 +23,7 @@ from secureafl_ext.cli import main
 from secureafl_ext.report import console
 from secureafl_ext.sim import flat_table, results
 from secureafl_ext.sim.loop import Outcome, Point
-from secureafl_ext.sim.settings import Resolved, Settings
+from secureafl_ext.sim.settings import Resolved, Settings, recorded
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -81,7 +81,7 @@ def test_a_line_says_what_ran_when_on_what(tmp_path):
     now = datetime.now(UTC)
     written(path, outcome(seconds=3600.0, seed=7))
     line = json.loads(path.read_text())
-    assert line["settings"] == vars(Settings(seed=7).resolve())
+    assert line["settings"] == recorded(vars(Settings(seed=7).resolve()))
     assert line["versions"]["torch"] == torch.__version__
     assert line["versions"]["numpy"] == numpy.__version__
     assert line["versions"]["python"] == sys.version.split()[0]
@@ -474,7 +474,9 @@ def test_the_flat_table_has_a_row_per_run_and_the_names_of_json_normalize(tmp_pa
     assert list(one) == list(other)
     assert (one["settings.attack_options.std"], other["settings.attack_options.std"]) == (3.0, None)
     assert (one["settings.defense_options.dampening"], other["summary.error"]) == (None, math.inf)
-    assert {f"settings.{name}" for name in vars(records[0].outcome.settings) if "options" not in name} <= set(one)
+    assert {f"settings.{name}" for name in recorded(vars(records[0].outcome.settings)) if "options" not in name} <= set(
+        one
+    )
     assert {f"summary.{name}" for name in records[0].outcome.summary} <= set(one)
     assert one["versions.torch"] == torch.__version__ and one["started"] and "curve" not in one
     groups = [name.partition(".")[0] for name in one]

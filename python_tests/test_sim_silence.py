@@ -8,11 +8,10 @@ import pytest
 import scenes
 import torch
 
-from secureafl_ext import attacks
 from secureafl_ext.attacks.timing import Timing
 from secureafl_ext.cli.names import run_name
 from secureafl_ext.sim import arrivals, federation, loop, results
-from secureafl_ext.sim.settings import Resolved, Settings, UndefinedError
+from secureafl_ext.sim.settings import Settings, UndefinedError
 from secureafl_ext.tasks import models
 
 
@@ -195,9 +194,7 @@ def test_a_result_from_before_floods_is_the_run_of_today(tmp_path):
     outcome = loop.Outcome(chosen, [loop.Point(60, 0.5, None)], {"error": 0.5, "seconds": 1.0})
     path = tmp_path / results.NAME
     results.append(path, results.record(outcome))
-    line = results.loads(path.read_text())
-    assert line["settings"].pop("flood") is None
-    path.write_text(results.dumps(line) + "\n")
+    assert "flood" not in path.read_text()  # a line as it was before there were floods
     [read] = results.read(path)
     assert read.outcome.settings == chosen
     flooded = settings(attack="sign-flip", flood=0.5)
@@ -205,18 +202,3 @@ def test_a_result_from_before_floods_is_the_run_of_today(tmp_path):
     assert [record.outcome.settings for record in results.read(path)] == [chosen, flooded]
     assert run_name(chosen) == "fashion-mnist-small-sign-flip-async-sgd-seed=0-7fefa8da"
     assert run_name(flooded) != run_name(chosen)
-
-
-# Every new attack in a run
-
-
-NEW = ("alie", "ipm", "mimic", "crafted", "ghost", "freeze", "squads", "mosaic", "squad-backdoor", "sleeper", "rotate")
-
-
-@pytest.mark.parametrize("defense", ["async-sgd", "secureafl-kin"])
-@pytest.mark.parametrize("attack", NEW)
-def test_runs_on_the_embedded_data(attack, defense):
-    assert attack in attacks.ATTACKS
-    outcome = loop.run(replace(settings(), attack=attack, defense=defense, rounds=12, evaluations=1, clients=10))
-    assert isinstance(outcome.settings, Resolved) and outcome.settings.dataset == "fashion-mnist-small"
-    assert (outcome.asr is not None) == (attack == "squad-backdoor") and 0 <= outcome.error <= 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..sim.results import dumps
-from ..sim.settings import Resolved
+from ..sim.settings import Resolved, recorded
 
 LONGEST = 120  # characters
 PLACE = ("data_dir", "device")  # settings that do not change the result
@@ -25,9 +25,7 @@ def picture_name(command: str, parts: Iterable[str], explicit: dict[str, Any], u
 
 def run_name(settings: Resolved) -> str:
     """Readable, and with a checksum of all settings, so that two runs never share it."""
-    # A run without a flood keeps the name that it had before there were floods.
-    named = {name: value for name, value in vars(settings).items() if name != "flood" or value is not None}
-    checksum = hashlib.sha256(dumps(named).encode()).hexdigest()[:8]
+    checksum = hashlib.sha256(dumps(recorded(vars(settings))).encode()).hexdigest()[:8]
     return _safe(f"{settings.dataset}-{settings.attack}-{settings.defense}-seed={settings.seed}-{checksum}")
 
 

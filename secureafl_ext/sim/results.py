@@ -24,7 +24,7 @@ import secureafl_ext
 from .. import bounded_files
 from .loop import Outcome, Point
 from .options import KINDS, TYPE_NAMES, fits
-from .settings import Resolved
+from .settings import Resolved, recorded
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,8 @@ def ready(folder: Path) -> None:
 def flat(kept: Record) -> dict[str, Any]:
     """The content of a line: settings, curve, summary, started, commit, device, versions."""
     parts = asdict(kept)
-    return parts.pop("outcome") | parts
+    outcome = parts.pop("outcome")
+    return outcome | {"settings": recorded(outcome["settings"])} | parts
 
 
 def read(path: Path, warn: Callable[[str], None] = log.warning) -> list[Record]:

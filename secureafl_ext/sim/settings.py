@@ -140,6 +140,11 @@ class Resolved(Settings):
             )
 
 
+def recorded(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a record and in a name. A run without a flood keeps those from before there were floods."""
+    return {name: value for name, value in settings.items() if name != "flood" or value is not None}
+
+
 # The settings that only SecureAFL has.
 VARIANT_SETTINGS = ("quantile", "memory", "max_norm", "trust")
 

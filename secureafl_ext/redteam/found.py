@@ -22,6 +22,7 @@ def worst_found(records: Iterable[Record], base: Settings, seeds: int, clean_err
     for record in records:
         settings = record.outcome.settings
         if settings.attack == ATTACK and replace(unsearched(settings), seed=0) == wanted:
-            found.setdefault(repr(replace(settings, seed=0)), {})[settings.seed] = record.outcome
+            attack = repr((sorted(settings.attack_options.items()), settings.flood))
+            found.setdefault(attack, {})[settings.seed] = record.outcome
     whole = [[runs[seed] for seed in range(seeds)] for runs in found.values() if set(range(seeds)) <= set(runs)]
     return max(whole, key=lambda runs: fmean(harm(run, clean_error) for run in runs), default=[])

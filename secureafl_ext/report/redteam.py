@@ -12,7 +12,7 @@ from ..sim.options import get
 from ..sim.outcome import Outcome
 from ..sim.settings import Settings
 from . import style
-from .console import Axes, Console, Figure, Table, digits, format_value, measure
+from .console import SIMPLE_HEAD, Axes, Console, Figure, Table, digits, format_value, measure
 
 DIRECTION = next(axis for axis in AXES if axis.key == "direction")
 MARKERS = "os^Dv<>ph*X"  # beside the colour: the picture must be readable in grey
@@ -72,7 +72,7 @@ def print_tables(findings: Findings) -> None:
 
 
 def _table(title: str, rows: Any) -> Table:
-    made = Table(title=title, title_justify="left", pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("trial", *HEADS):
         made.add_column(head, justify="right")
     made.add_column("attack", overflow="fold")

@@ -27,7 +27,7 @@ WORST_FOUND = "worst found"
 ABLATIONS = {*TABLES["variants"].axes["defense"], "secureafl-paper"} - {"secureafl"}
 NOT_SEARCHED = "not searched: `secureafl redteam --defense NAME` finds the worst attack on a defense"
 # Light is good and dark is bad, also without colours: the lightness of this colour map falls steadily.
-GREY_SAFE = plots.Look("YlOrRd", 1.0, 0.55)
+GREY_SAFE = plots.Look("YlOrRd", 1.0, 0.62)
 
 
 def table(dataset: str) -> Table:

@@ -10,7 +10,7 @@ from pretended import failure
 import secureafl_ext
 from secureafl_ext import report
 from secureafl_ext.attacks import ATTACKS
-from secureafl_ext.cli import commands, lists, main, names, progress
+from secureafl_ext.cli import commands, lists, main, names, progress, simulate
 from secureafl_ext.defenses import DEFENSES
 from secureafl_ext.defenses.tuned import TUNED, tuned_options
 from secureafl_ext.sim import options, runner
@@ -82,7 +82,7 @@ def toml(settings: dict[str, object]) -> str:
 
 
 def settings_of(*argv: str) -> Settings:
-    return commands._settings(main.parse_arguments(list(argv)))
+    return simulate.settings_of(main.parse_arguments(list(argv)))
 
 
 def test_the_values_to_try_are_of_every_setting_and_no_default():

@@ -9,18 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from ..defenses import DEFENSES
-from ..defenses.tuned import tuned_options
 from ..report import paper, tables
-from ..sim import flat_table, results, runner
-from ..sim.loop import Outcome, Point
-from ..sim.options import axis, grid, prepare, with_tuned_options
-from ..sim.results import Record
-from ..sim.settings import Resolved, Settings
+from ..sim import flat_table, results
+from ..sim.options import axis, grid
+from ..sim.outcome import Outcome
 from . import calibrate
 from .errors import say
 from .lists import print_list
 from .names import picture_name
 from .options import explicit_settings
+from .simulate import outcomes_of, results_file, settings_of, simulate, tuned
 
 # `secureafl compare` without flags: no download, a few minutes on two cores.
 COMPARED = ("async-sgd", "zeno++", "secureafl-kin")
@@ -32,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     """one run: progress, a summary, a curve"""
     from ..report import console
 
-    outcomes = _outcomes(_tuned([_settings(arguments)], arguments), arguments, ["attack", "defense"])
+    outcomes = outcomes_of(tuned([settings_of(arguments)], arguments), arguments, ["attack", "defense"])
     settings = outcomes[0].settings
     used = ("dataset", "attack", "defense")
     name = picture_name("run", [getattr(settings, each) for each in used], explicit_settings(arguments), used)
@@ -43,12 +41,12 @@ def compare(arguments: argparse.Namespace) -> None:
     """defenses side by side under one attack; without flags a short example on the embedded data"""
     from ..report import console
 
-    base = _settings(arguments)
+    base = settings_of(arguments)
     names = list(DEFENSES) if arguments.defenses == "all" else arguments.defenses.split(",")
     many = [replace(base, defense=name) for name in names]
     if base.attack != "none":  # the baseline
         many.append(replace(base, attack="none", defense=UNDEFENDED))
-    outcomes = _outcomes(_tuned(many, arguments), arguments, ["attack", "defense"])
+    outcomes = outcomes_of(tuned(many, arguments), arguments, ["attack", "defense"])
     others = [] if names == list(COMPARED) else [arguments.defenses]
     parts, used = [base.dataset, base.attack, *others], ("dataset", "attack")
     name = picture_name("compare", parts, explicit_settings(arguments), used)
@@ -60,8 +58,8 @@ def sweep(arguments: argparse.Namespace) -> None:
     """one setting over a list of values, or a grid of several settings"""
     from ..report import console
 
-    base, axes = _settings(arguments), dict(map(axis, arguments.axes))
-    outcomes = _outcomes(_tuned(grid(base, axes), arguments), arguments, list(axes))
+    base, axes = settings_of(arguments), dict(map(axis, arguments.axes))
+    outcomes = outcomes_of(tuned(grid(base, axes), arguments), arguments, list(axes))
     used = [*axes, *(name for name in ("dataset", "attack", "defense") if name not in axes)]
     parts = [*axes, *(str(getattr(base, name)) for name in used if name not in axes)]
     name = picture_name("sweep", parts, explicit_settings(arguments), used)
@@ -72,9 +70,9 @@ def calibration(arguments: argparse.Namespace) -> None:
     """fit the attack strengths that the paper does not state to its results without a defense"""
     from ..report import console
 
-    base = _settings(arguments)
+    base = settings_of(arguments)
     attacks = arguments.attacks.split(",") if arguments.attacks else calibrate.free()
-    records = _simulate(calibrate.trials(base, attacks), arguments, ["attack", "attack_options"])
+    records = simulate(calibrate.trials(base, attacks), arguments, ["attack", "attack_options"])
     report = calibrate.report(records)
     kept = Path(arguments.out) / f"calibration-{base.dataset}.json"
     results.write_whole(kept, report)
@@ -98,7 +96,7 @@ def paper_tables(arguments: argparse.Namespace) -> None:
     plans = [tables.plan_table(name, arguments.base, explicit, only, arguments.seeds) for name in names]
     publish = partial(markdown.publish, out, shlex.join(["secureafl", *arguments.argv]))
     for plan in plans:
-        tables.make_table(plan, lambda many, varied: _simulate(many, arguments, varied), publish, out)
+        tables.make_table(plan, lambda many, varied: simulate(many, arguments, varied), publish, out)
         print(f"{plan.name}: {out / plan.file}.md")
 
 
@@ -129,76 +127,6 @@ def show_results(arguments: argparse.Namespace) -> None:
         from ..report import console
 
         console.print_table([record.outcome for record in records], ["dataset", "attack", "defense", "seed"])
-
-
-def results_file(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.out) / results.NAME
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    """The defaults of the command, then the explicit settings."""
-    return replace(arguments.base, **explicit_settings(arguments))
-
-
-def _tuned(many: list[Settings], arguments: argparse.Namespace) -> list[Settings]:
-    """The runs with the tuned options of their defenses, unless --untuned. Explicit options win."""
-    return many if arguments.untuned else [with_tuned_options(settings) for settings in many]
-
-
-def _say_tuned(wanted: list[Resolved]) -> None:
-    used = {
-        f"{settings.defense} {name}={value}": None
-        for settings in wanted
-        for name, value in tuned_options(settings.defense, settings.dataset).items()
-        if settings.defense_options.get(name) == value
-    }
-    if used:
-        say(f"tuned options: {', '.join(used)}; --untuned uses the defaults of each defense")
-
-
-def _outcomes(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Outcome]:
-    return [record.outcome for record in _simulate(many, arguments, varied)]
-
-
-def _simulate(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Record]:
-    """The records of these runs, in order. Runs that the results file has are not repeated, unless --fresh."""
-    from ..report import console
-    from .progress import progress
-    from .tensorboard import Board
-
-    wanted, path = prepare(many), results_file(arguments)
-    results.ready(path.parent)
-    board = Board(Path(arguments.tensorboard)) if arguments.tensorboard else None
-    known = [] if arguments.fresh else results.read(path)
-    records = {
-        i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings
-    }
-    missing = [i for i in range(len(wanted)) if i not in records]
-    if "untuned" in arguments:
-        _say_tuned(wanted)
-    if records:
-        say(f"{len(records)} of {len(wanted)} runs are in {path} already; --fresh runs them again")
-    if board:
-        for record in records.values():
-            board.whole(record.outcome)
-    if missing:
-        labels = [console.label(wanted[i], varied) for i in missing]
-        with progress(labels, [wanted[i].rounds for i in missing]) as (show, finish):
-
-            def watch(i: int, point: Point) -> None:
-                show(i, point)
-                if board:
-                    board.point(wanted[missing[i]], point)
-
-            def done(i: int, outcome: Outcome) -> None:
-                records[missing[i]] = results.record(outcome)
-                results.append(path, records[missing[i]])
-                finish(i, outcome)
-                if board:
-                    board.finish(outcome)
-
-            runner.run_many([wanted[i] for i in missing], watch, done, arguments.processes)
-    return [records[i] for i in range(len(wanted))]
 
 
 def _present(

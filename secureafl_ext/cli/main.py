@@ -11,6 +11,7 @@ import torch
 from .. import __version__, build_info
 from ..report import paper
 from ..sim.options import HELP
+from ..sim.runner import SIDE_BY_SIDE
 from ..sim.settings import Settings
 from . import calibrate, errors
 from .commands import (
@@ -21,16 +22,18 @@ from .commands import (
     compare,
     paper_tables,
     report,
-    results_file,
     run,
     show_results,
     sweep,
 )
 from .lists import LISTS, show_data, show_list
 from .options import OUT, add_settings, add_untuned
+from .redteam import BUDGET, redteam
+from .robustness import SEEDS, robustness
+from .simulate import results_file
 
 NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")  # of the namespace
-CONTINUE = (compare, sweep, calibration, paper_tables)  # commands of several runs
+CONTINUE = (compare, sweep, calibration, paper_tables, redteam, robustness)  # commands of several runs
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -124,6 +127,21 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("--table", default="main", help="a table, or all those of the data set (default: %(default)s)")
     made.add_argument("--seeds", type=int, default=1, help="runs per cell: seeds 0 to N - 1 (default: %(default)s)")
     made.add_argument("--only", action="append", default=[], help="other values for an axis of the table")
+    add_settings(made, Settings(dataset=paper.FASHION), without=("seed",))
+
+    made = add("redteam", redteam, "--defense NAME [--budget RUNS] [--without NAME,NAME,..] [flags]")
+    made.add_argument("--budget", type=int, default=BUDGET, help="runs of the search (default: %(default)s)")
+    about = "runs that are proposed together and run side by side; another number searches another path"
+    made.add_argument("--at-once", type=int, default=SIDE_BY_SIDE, help=f"{about} (default: %(default)s)")
+    made.add_argument("--search-seed", type=int, default=0, help="seed of the search (default: %(default)s)")
+    made.add_argument("--without", default="", help="settings and options that are not searched, for instance flood")
+    add_untuned(made)
+    add_settings(made, Settings(holdout=0.25), without=("attack", "seed"))
+
+    made = add("robustness", robustness, "[--only NAME=VALUE,VALUE,..] [--seeds N] [flags]")
+    made.add_argument("--seeds", type=int, default=SEEDS, help="runs per cell: seeds 0 to N - 1 (default: %(default)s)")
+    made.add_argument("--only", action="append", default=[], help="other defenses or attacks: defense=NAME,NAME,..")
+    made.add_argument("--redteam", metavar="FOLDER", help="results folder of `secureafl redteam` (default: --out)")
     add_settings(made, Settings(dataset=paper.FASHION), without=("seed",))
 
     made = add("report", report, "FOLDER [--html FILE]")

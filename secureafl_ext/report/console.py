@@ -31,6 +31,9 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("error", "error", 3),
     Column("asr", "attack\nsuccess", 3),
+    Column("late_error", "late\nerror", 3),
+    Column("late_asr", "late attack\nsuccess", 3),
+    Column("worst_class_error", "worst\nclass", 3),
     Column("accepted", "accepted", 2),
     Column("rejected_honest", "honest\nrejected", 2),
     Column("rejected_malicious", "malicious\nrejected", 2),

@@ -16,7 +16,19 @@ from .paper import FASHION, TABLES
 TABLE_BYTES = 2**24  # at most, per Markdown file
 SETTINGS = [field.name for field in fields(Settings)]
 # Keys of a run's summary, for the list of all runs.
-SUMMARY_KEYS = ("error", "asr", "accepted", "precision", "recall", "estimation_error", "rounds_per_second", "seconds")
+SUMMARY_KEYS = (
+    "error",
+    "asr",
+    "late_error",
+    "late_asr",
+    "worst_class_error",
+    "accepted",
+    "precision",
+    "recall",
+    "estimation_error",
+    "rounds_per_second",
+    "seconds",
+)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Table:
     paper: Mapping[str, Numbers] = field(default_factory=dict)  # data set -> numbers; empty if the paper has none
     fixed: Mapping[str, object] = field(default_factory=dict)  # settings that all runs share
     measure: str = "error"  # key of a run's summary; "error" brings the attack success with it
+    more_measures: tuple[str, ...] = ()  # a further grid for each of these keys
     source: str = "runs"  # "runs" of the simulator, "memory" of a server, or "bench" (bench/scaling.py)
     curves: bool = False  # draw curves over the last axis instead of a heat map
     decimals: int = 3  # of our numbers

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from matplotlib.axes import Axes
@@ -20,7 +20,16 @@ from .paper import OUR_RULE
 from .paper_numbers import Numbers
 from .tables import Cell, Grid, TablePlan
 
-DARK = 0.93  # cells of a heat map above this value are too dark for black text
+
+class Look(NamedTuple):
+    """Colours of a heat map."""
+
+    colors: str  # name of a colour map
+    alpha: float
+    dark: float  # cells above this value are too dark for black text
+
+
+COLOURED = Look("RdYlGn_r", 0.8, 0.93)
 ACROSS = 3  # panels of curves side by side
 ERROR_STYLE, SUCCESS_STYLE, PAPER_STYLE = "o-", "o--", "x:"
 
@@ -42,11 +51,11 @@ def heat_maps(plan: TablePlan, grids: list[Grid]) -> Figure:
             panels.append((f"{grid.title} paper".strip(), grid, grid.paper_rows(), grid.paper))
     width = max(7.0, 2.6 + 0.75 * max(len(grid.columns) for grid in grids))
     heights = [len(rows) + 2.5 for _, _, rows, _ in panels]
-    figure = _figure(plan, width, 0.8 + 0.42 * sum(heights))
+    figure = blank_figure(plan, width, 0.8 + 0.42 * sum(heights))
     all_axes = figure.subplots(len(panels), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0].tolist()
     for axes, (title, grid, rows, values) in zip(all_axes, panels, strict=True):
         axes.set_title(title)
-        image = _heat_map(axes, rows, grid.columns, values)
+        image = heat_map(axes, rows, grid.columns, values)
         axes.set_xlabel(labels.axis(plan.column_axis))
         axes.set_ylabel(labels.axis(plan.row_axis))
     both = any(len(value) > 1 for _, _, _, values in panels for value in values.values())
@@ -55,17 +64,17 @@ def heat_maps(plan: TablePlan, grids: list[Grid]) -> Figure:
     return figure
 
 
-def _heat_map(axes: Axes, rows: list[str], columns: list[str], values: Numbers) -> Any:
+def heat_map(axes: Axes, rows: list[str], columns: list[str], values: Numbers, look: Look = COLOURED) -> Any:
     known = [[values.get((row, column)) for column in columns] for row in rows]
     # One scale for all plots, so that they can be compared. Above 1, and for runs that diverged: the last colour.
     shades = [[math.nan if value is None else min(max(value), 1.0) for value in line] for line in known]
-    image = axes.imshow(shades, vmin=0, vmax=1, cmap="RdYlGn_r", alpha=0.8, aspect="auto")
+    image = axes.imshow(shades, vmin=0, vmax=1, cmap=look.colors, alpha=look.alpha, aspect="auto")
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
     axes.set_yticks(range(len(rows)), rows)
     for y, line in enumerate(known):
         for x, value in enumerate(line):
             text = "-" if value is None else "\n".join(map(_short, value))
-            color = "white" if shades[y][x] > DARK else "black"
+            color = "white" if shades[y][x] > look.dark else "black"
             axes.text(x, y, text, color=color, ha="center", va="center", fontsize="small", linespacing=0.95)
     if OUR_RULE in rows:
         y = rows.index(OUR_RULE)
@@ -80,7 +89,7 @@ def curves(plan: TablePlan, grids: list[Grid]) -> Figure:
     """A panel per grid, a curve per row over the columns, with standard deviations; one legend for all panels."""
     across = min(len(grids), ACROSS)
     down = -(-len(grids) // across)
-    figure = _figure(plan, max(7.0, 4.0 * across), 1.6 + 3.2 * down)
+    figure = blank_figure(plan, max(7.0, 4.0 * across), 1.6 + 3.2 * down)
     panels = figure.subplots(down, across, squeeze=False).flatten().tolist()
     for axes in panels[len(grids) :]:
         axes.set_axis_off()
@@ -149,7 +158,7 @@ def _short(number: float) -> str:
     return f"{number:.2f}" if number < 100 or math.isinf(number) else f"{number:.0e}"
 
 
-def _figure(plan: TablePlan, width: float, height: float) -> Figure:
+def blank_figure(plan: TablePlan, width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(fill(f"{plan.file}: {plan.table.about}", int(9 * width)))
     return figure

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 from ..sim import results
 from ..sim.options import get, grid, prepare, with_tuned_options
+from ..sim.outcome import Outcome
 from ..sim.results import Record
 from ..sim.settings import Settings, UndefinedError
 from . import server_tables
@@ -15,6 +16,13 @@ from .paper import SETUP, TABLES, Table
 from .paper_numbers import Numbers, Value
 
 NOT_RUN, UNDEFINED = "not run", "undefined"
+SUCCESS = {"error": "asr", "late_error": "late_asr"}  # measure -> the attack success that stands beside it
+# Titles of the grids, where a table has more than one measure.
+TITLES = {
+    "error": "end of the run",
+    "late_error": "second half of the run (mean)",
+    "worst_class_error": "class with the highest error, end of the run",
+}
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,21 @@ class TablePlan:
         return self.table.paper.get(self.base.dataset, {})
 
 
-def plan_table(name: str, base: Settings, given: dict[str, object], only: dict[str, list], seeds: int) -> TablePlan:
-    """`given` settings override the table's, also on an axis of the table; `only` gives an axis other values."""
+def plan_table(
+    name: str,
+    base: Settings,
+    given: dict[str, object],
+    only: dict[str, list],
+    seeds: int,
+    table: Table | None = None,
+) -> TablePlan:
+    """`given` settings override the table's, also on an axis of the table; `only` gives an axis other values.
+
+    table: one that is not the paper's; None: the paper's table of that name
+    """
     if seeds < 1:
         raise ValueError(f"seeds must be 1 or more, got {seeds}")
-    table, dataset = TABLES[name], str(given.get("dataset", base.dataset))
+    table, dataset = table or TABLES[name], str(given.get("dataset", base.dataset))
     settings: dict = {**SETUP.get(dataset, {}), **table.fixed, **given}
     axes = {axis: list(values) for axis, values in table.axes.items()}
     if table.source == "runs":
@@ -133,7 +151,13 @@ def make_table(
 
 
 def collect(plan: TablePlan, records: Sequence[Record], missing_reason: str) -> list[Grid]:
-    """The grids of a table. Rows and columns without any defined cell are left out, as in the paper."""
+    """The grids of a table, measure by measure. Rows and columns without any defined cell are left out, as in the
+    paper."""
+    measures = (plan.table.measure, *plan.table.more_measures)
+    return [grid for measure in measures for grid in _collect(plan, records, missing_reason, measure)]
+
+
+def _collect(plan: TablePlan, records: Sequence[Record], missing_reason: str, measure: str) -> list[Grid]:
     names = list(plan.axes)
     outer, inner = names[:-2], names[-2:]
 
@@ -142,7 +166,7 @@ def collect(plan: TablePlan, records: Sequence[Record], missing_reason: str) -> 
 
     found: dict[tuple, dict[int, Value]] = {}  # place -> seed -> value; the last of equal runs counts
     for record in records:
-        run, value = record.outcome.settings, measured(record, plan.table.measure)
+        run, value = record.outcome.settings, measured(record.outcome, measure)
         if value:
             found.setdefault(place(run), {})[run.seed] = value
 
@@ -158,18 +182,22 @@ def collect(plan: TablePlan, records: Sequence[Record], missing_reason: str) -> 
         cells = {}
         for settings in grid(outer_settings, {name: plan.axes[name] for name in inner}):
             key = [label(get(settings, name)) for name in inner]
-            cells[key[0] if len(inner) > 1 else plan.table.measure, key[-1]] = cell(settings)
+            cells[key[0] if len(inner) > 1 else measure, key[-1]] = cell(settings)
         kept = [key for key, cell in cells.items() if not cell.undefined] or list(cells)
         rows, columns = (list(dict.fromkeys(labels)) for labels in zip(*kept, strict=True))
         title = " ".join(label(get(outer_settings, name)) for name in outer)
+        if plan.table.more_measures:
+            title = f"{title} {TITLES[measure]}".strip()
         grids.append(Grid(title, rows, columns, cells, plan.paper_numbers(), plan.table.compared_with))
     return grids
 
 
-def measured(record: Record, measure: str) -> Value:
+def measured(outcome: Outcome, measure: str) -> Value:
     """The measure, with the attack success if there is one; empty if the run does not have the measure."""
-    summary = record.outcome.summary
-    values = (summary.get(measure), summary.get("asr") if measure == "error" else None)
+    summary = outcome.summary
+    if summary.get(measure) is None:
+        return ()
+    values = (summary[measure], summary.get(SUCCESS.get(measure, "")))
     return tuple(value for value in values if value is not None)
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from .. import SecureAFL, attacks, defenses
 from ..attacks import View
 from . import metrics
 from .federation import Federation
+from .outcome import Outcome, Point, late_mean
 from .settings import Resolved, Settings, variant_settings
 
 log = logging.getLogger(__name__)
@@ -27,39 +27,11 @@ HEAD = 5
 CAPTURE_LOCK, STREAMS = threading.Lock(), threading.local()
 
 
-@dataclass(frozen=True)
-class Point:
-    """One evaluation."""
-
-    round: int
-    error: float  # share of wrong classes, or root mean squared error; inf if a regression has diverged
-    asr: float | None  # attack success rate of a backdoor; None without one
-
-
 class Stop(Protocol):
     """An event of threads or of processes."""
 
     def is_set(self) -> bool: ...
     def set(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Outcome:
-    settings: Resolved
-    curve: list[Point]
-    summary: dict[str, Any]  # numbers, booleans, or None where a measure is undefined
-
-    @property
-    def error(self) -> float:
-        return self.summary["error"]
-
-    @property
-    def asr(self) -> float | None:
-        return self.summary.get("asr")
-
-    @property
-    def diverged(self) -> bool:
-        return bool(self.summary.get("diverged"))
 
 
 class Rounds:
@@ -254,6 +226,9 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
     summary: dict[str, Any] = {
         "error": curve[-1].error,
         "asr": curve[-1].asr,
+        "late_error": late_mean(curve, settings.rounds, "error"),
+        "late_asr": late_mean(curve, settings.rounds, "asr"),
+        "worst_class_error": metrics.worst_class_error(rounds.net, rounds.data, rounds.server.model),
         "diverged": diverged(curve[-1].error, rounds.data.classes),
         **metrics.verdicts(rounds.accepted.cpu(), rounds.is_malicious),
         "late": rounds.federation.arrivals.late,

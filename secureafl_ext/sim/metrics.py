@@ -18,11 +18,29 @@ def error(net: Net, data: Dataset, model: Tensor) -> float:
 
     A prediction that is not finite counts as wrong; it makes the error of a regression inf.
     """
-    outputs = torch.cat([net.predict(model, data.inputs(x)) for x in data.test_x.split(CHUNK)])
+    outputs = _outputs(net, data, model)
     if data.classes:
         return float((predicted(outputs) != data.test_y).double().mean())
     root = float((outputs.double() - data.test_y).square().mean().sqrt())
     return root if math.isfinite(root) else math.inf
+
+
+@torch.no_grad()
+def worst_class_error(net: Net, data: Dataset, model: Tensor) -> float | None:
+    """The highest error of a class that the test set has; None for a regression.
+
+    An attack on one of ten classes hides in the mean: it moves the error by at most 0.1.
+    """
+    if not data.classes:
+        return None
+    wrong = (predicted(_outputs(net, data, model)) != data.test_y).double()
+    count = torch.bincount(data.test_y, minlength=data.classes)
+    return float((torch.bincount(data.test_y, wrong, data.classes) / count.clamp(min=1)).max())
+
+
+def _outputs(net: Net, data: Dataset, model: Tensor) -> Tensor:
+    """(N, classes) logits of the test images, or (N) values."""
+    return torch.cat([net.predict(model, data.inputs(x)) for x in data.test_x.split(CHUNK)])
 
 
 @torch.no_grad()

@@ -1,0 +1,90 @@
+"""From the flags of a command to finished runs: settings, progress, the results file."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..defenses.tuned import tuned_options
+from ..sim import results, runner
+from ..sim.options import prepare, with_tuned_options
+from ..sim.outcome import Outcome, Point
+from ..sim.results import Record
+from ..sim.settings import Settings
+from .errors import say
+from .options import explicit_settings
+
+
+def results_file(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.out) / results.NAME
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The defaults of the command, then the explicit settings."""
+    return replace(arguments.base, **explicit_settings(arguments))
+
+
+def tuned(many: list[Settings], arguments: argparse.Namespace) -> list[Settings]:
+    """The runs with the tuned options of their defenses, unless --untuned. Explicit options win."""
+    return many if arguments.untuned else [with_tuned_options(settings) for settings in many]
+
+
+def say_tuned(wanted: Sequence[Settings]) -> None:
+    used = {
+        f"{settings.defense} {name}={value}": None
+        for settings in wanted
+        for name, value in tuned_options(settings.defense, settings.dataset).items()
+        if settings.defense_options.get(name) == value
+    }
+    if used:
+        say(f"tuned options: {', '.join(used)}; --untuned uses the defaults of each defense")
+
+
+def outcomes_of(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Outcome]:
+    return [record.outcome for record in simulate(many, arguments, varied)]
+
+
+def simulate(
+    many: list[Settings], arguments: argparse.Namespace, varied: list[str], quiet: bool = False
+) -> list[Record]:
+    """The records of these runs, in order. Runs that the results file has are not repeated, unless --fresh.
+
+    quiet: say nothing about tuned options and known runs, for a command that calls this again and again
+    """
+    from ..report import console
+    from .progress import progress
+    from .tensorboard import Board
+
+    wanted, path = prepare(many), results_file(arguments)
+    results.ready(path.parent)
+    board = Board(Path(arguments.tensorboard)) if arguments.tensorboard else None
+    known = [] if arguments.fresh else results.read(path)
+    records = {
+        i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings
+    }
+    missing = [i for i in range(len(wanted)) if i not in records]
+    if "untuned" in arguments and not quiet:
+        say_tuned(wanted)
+    if records and not quiet:
+        say(f"{len(records)} of {len(wanted)} runs are in {path} already; --fresh runs them again")
+    if board:
+        for record in records.values():
+            board.whole(record.outcome)
+    if missing:
+        labels = [console.label(wanted[i], varied) for i in missing]
+        with progress(labels, [wanted[i].rounds for i in missing]) as (show, finish):
+
+            def watch(i: int, point: Point) -> None:
+                show(i, point)
+                if board:
+                    board.point(wanted[missing[i]], point)
+
+            def done(i: int, outcome: Outcome) -> None:
+                records[missing[i]] = results.record(outcome)
+                results.append(path, records[missing[i]])
+                finish(i, outcome)
+                if board:
+                    board.finish(outcome)
+
+            runner.run_many([wanted[i] for i in missing], watch, done, arguments.processes)
+    return [records[i] for i in range(len(wanted))]

@@ -1,0 +1,47 @@
+"""DeMoA: a robust rule over the cached momenta of all clients."""
+
+from torch import Tensor
+
+from .. import ops
+from ..config import Config
+from ..rules.row_rules import WEIGHTS
+from .base import Arrival, Verdict, need
+from .memory_rows import LastUpdates, check_momentum, malicious_count, trimmed_mean
+
+AGGREGATORS = ("geometric_median", "krum", "median", "trimmed_mean")
+
+
+class DeMoA(LastUpdates):
+    """Each client has a momentum: m_i <- momentum * m_i + (1 - momentum) * update at its uploads, unchanged otherwise.
+    The step is a robust aggregate of the momenta of all clients, new and cached.
+
+    Source: Otsuka, Takezawa and Yamada, arXiv 2509.02970. The clients keep their momentum there; here the server does,
+    which gives the same rows. The source leaves the aggregator open; the default is ours. Centered clipping over
+    momenta is the defense centered-clip with momentum=0.9.
+    aggregator: geometric_median (Pillutla et al. 2022), krum, median or trimmed_mean
+    malicious: f of krum and trimmed_mean. Default: a fifth of the clients
+    """
+
+    def __init__(
+        self,
+        model: Tensor,
+        clients: int,
+        *,
+        momentum: float = 0.9,
+        aggregator: str = "geometric_median",
+        malicious: int | None = None,
+    ):
+        check_momentum("DeMoA", momentum)
+        need(aggregator in AGGREGATORS, "DeMoA", "aggregator", f"one of {', '.join(AGGREGATORS)}", aggregator)
+        super().__init__(model, clients, momentum)
+        self.aggregator, self.malicious = aggregator, malicious_count("DeMoA", clients, malicious)
+        # The rule takes floor(remove * n) rows: half a row more keeps rounding from taking one less than f.
+        self.config = Config(rule=aggregator, remove=(self.malicious + 0.5) / clients)
+
+    def judge(self, arrival: Arrival) -> Verdict:
+        stored = self.remember(arrival)
+        if self.aggregator == "median":
+            return self.stepped(stored, ops.median(self.rows, self.seen), self.seen.any())
+        if self.aggregator == "trimmed_mean":
+            return self.stepped(stored, *trimmed_mean(self.rows, self.malicious, self.seen))
+        return self.weighted(arrival, stored, WEIGHTS[self.aggregator](self.products, self.seen, self.config))

@@ -1,0 +1,29 @@
+"""Krum and Multi-Krum: the rows with the nearest neighbors."""
+
+import torch
+from torch import Tensor
+
+from ..rules.row_rules import krum_scores, ranks
+from .base import Arrival, Verdict, need
+from .memory_rows import LastUpdates, malicious_count
+
+
+class Krum(LastUpdates):
+    """Mean of the `selected` rows with the least sum of squared distances to their n - f - 2 nearest rows.
+
+    Source: Blanchard et al., NeurIPS 2017. 1 selected row is Krum, more is Multi-Krum.
+    malicious: f. Default: a fifth of the clients
+    Fed with the memory of last updates. While fewer clients are known, f is the same share of them.
+    """
+
+    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, selected: int = 1):
+        super().__init__(model, clients)
+        self.malicious, self.selected = malicious_count("Krum", clients, malicious), selected
+        need(1 <= selected <= clients, "Krum", "selected", f"1 to {clients}", selected)
+
+    def judge(self, arrival: Arrival) -> Verdict:
+        stored = self.remember(arrival)
+        removed = self.malicious * self.seen.sum() // len(self.seen)
+        scores = krum_scores(self.products, self.seen, removed)
+        chosen = self.seen & (ranks(scores.argsort(stable=True)) < self.selected)
+        return self.weighted(arrival, stored, chosen / chosen.sum(dtype=torch.float64).clamp(min=1))

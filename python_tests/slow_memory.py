@@ -37,6 +37,8 @@ class Memory:
     def step(self, i, g, w, wv, tau, t, eta):
         self.rows[i] = self.beta * self.rows[i] + (1 - self.beta) * g if i in self.rows else g
         self.heard(i, g, w, t)
+        if 2 * len(self.rows) <= self.n:
+            return True, 0.0 if self.weighs() else math.nan, 0 * g, "accepted: too few"
         weights = self.weights(t)
         if weights is None:
             way = self.direction(t)
@@ -54,6 +56,10 @@ class Memory:
     def weights(self, t):
         return None
 
+    def weighs(self):
+        """Whether the rule gives each row a weight."""
+        return type(self).weights is not Memory.weights
+
 
 def krum_order(rows, f):
     """Clients by Krum's score."""
@@ -68,7 +74,7 @@ class Krum(Memory):
         self.f, self.m = fifth(n, malicious), selected
 
     def weights(self, t):
-        best = krum_order(self.rows, self.f * len(self.rows) // self.n)[: self.m]
+        best = krum_order(self.rows, self.f)[: self.m]
         return {k: (k in best) / len(best) for k in self.rows}
 
 
@@ -191,7 +197,7 @@ class DnC(Memory):
     def weights(self, t):
         names, good = sorted(self.rows), set(self.rows)
         rows = np.array([self.rows[k] for k in names])
-        d, cut = rows.shape[1], self.removed * len(names) // self.n
+        d, cut = rows.shape[1], self.removed
         for it in range(self.iterations):
             chosen = range(d)
             if self.b < d:
@@ -244,11 +250,14 @@ class DeMoA(Memory):
         super().__init__(n)
         self.beta, self.aggregator, self.f = momentum, aggregator, fifth(n, malicious)
 
+    def weighs(self):
+        return self.aggregator in ("geometric_median", "krum")
+
     def weights(self, t):
         if self.aggregator == "geometric_median":
             return geometric(self.rows)
         if self.aggregator == "krum":
-            best = krum_order(self.rows, int((self.f + 0.5) / self.n * len(self.rows)))[0]
+            best = krum_order(self.rows, self.f)[0]
             return {k: float(k == best) for k in self.rows}
         return None
 
@@ -259,9 +268,12 @@ class DeMoA(Memory):
 
 
 class Weighted(Memory):
-    def __init__(self, n, base="geometric_median", trim=0.2, momentum=0.9):
+    def __init__(self, n, base="geometric_median", trim=0.3, momentum=0.9):
         super().__init__(n)
         self.base, self.lam, self.beta, self.s = base, trim, momentum, {}
+
+    def weighs(self):
+        return self.lam > 0 or self.base == "geometric_median"
 
     def heard(self, i, g, w, t):
         self.s[i] = self.s.get(i, 0) + 1
@@ -288,16 +300,3 @@ class Weighted(Memory):
         """Each value as often as its client has uploaded; the upper middle one."""
         rows = [self.rows[k] for k in self.rows for _ in range(self.s[k])]
         return np.sort(rows, axis=0)[len(rows) // 2]
-
-
-class FedBuff:
-    def __init__(self, n, buffer=10, trim=None, server_lr=1.0, staleness="sqrt"):
-        self.k, self.lr, self.staleness, self.buffer = buffer, server_lr, staleness, []
-        self.b = min(round(buffer / 5), (buffer - 1) // 2) if trim is None else trim
-
-    def step(self, i, g, w, wv, tau, t, eta):
-        self.buffer.append(g / math.sqrt(1 + tau) if self.staleness == "sqrt" else g)
-        if len(self.buffer) < self.k:
-            return True, math.nan, None, "accepted: buffered"
-        rows, self.buffer = dict(enumerate(self.buffer)), []
-        return True, math.nan, self.lr * trimmed(rows, self.b), "accepted: buffer full"

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from secureafl_ext import SecureAFL
 from secureafl_ext.defenses import DEFENSES, Trusted, make
 
-
 FORGETFUL = [name for name in SLOW if issubclass(SLOW[name], memory.Memory) and not DEFENSES[name].needs_trusted]
 
 

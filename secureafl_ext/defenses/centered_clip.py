@@ -34,11 +34,10 @@ class CenteredClip(LastUpdates):
         stored = self.remember(arrival)
         weights, of_centre = centered_weights(self.products, self.rows, self.centre, self.seen, self.config)
         step, *rest = self.weighted(arrival, stored, weights)
-        step = step + of_centre.to(step.dtype) * self.centre
-        # Clipping bounds how far v moves, so an aggregate that is not finite can only come from rounding at the edge.
-        self.centre.copy_(
-            torch.where(stored & step.isfinite().all() & (dot(step, step) < row_rules.MAX_SQUARE), step, self.centre)
-        )
+        step = step + torch.where(self.ready(), of_centre, 0).to(step.dtype) * self.centre
+        # v stays between the rows, but float32 rows at the edge of their range may round to inf.
+        finite = step.isfinite().all() & (dot(step, step) <= row_rules.MAX_SQUARE)
+        self.centre.copy_(torch.where(stored & self.ready() & finite, step, self.centre))
         return Verdict(step, *rest)
 
 

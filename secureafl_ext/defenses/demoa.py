@@ -4,8 +4,9 @@ from torch import Tensor
 
 from .. import ops
 from ..config import Config
-from ..rules.row_rules import WEIGHTS
+from ..rules.row_rules import geometric_median
 from .base import Arrival, Verdict, need
+from .krum import multi_krum
 from .memory_rows import LastUpdates, check_momentum, malicious_count, trimmed_mean
 
 AGGREGATORS = ("geometric_median", "krum", "median", "trimmed_mean")
@@ -35,8 +36,7 @@ class DeMoA(LastUpdates):
         need(aggregator in AGGREGATORS, "DeMoA", "aggregator", f"one of {', '.join(AGGREGATORS)}", aggregator)
         super().__init__(model, clients, momentum)
         self.aggregator, self.malicious = aggregator, malicious_count("DeMoA", clients, malicious)
-        # The rule takes floor(remove * n) rows: half a row more keeps rounding from taking one less than f.
-        self.config = Config(rule=aggregator, remove=(self.malicious + 0.5) / clients)
+        self.config = Config(rule="geometric_median")
 
     def judge(self, arrival: Arrival) -> Verdict:
         stored = self.remember(arrival)
@@ -44,4 +44,6 @@ class DeMoA(LastUpdates):
             return self.stepped(stored, ops.median(self.rows, self.seen), self.seen.any())
         if self.aggregator == "trimmed_mean":
             return self.stepped(stored, *trimmed_mean(self.rows, self.malicious, self.seen))
-        return self.weighted(arrival, stored, WEIGHTS[self.aggregator](self.products, self.seen, self.config))
+        if self.aggregator == "krum":
+            return self.weighted(arrival, stored, multi_krum(self.products, self.seen, self.malicious, 1))
+        return self.weighted(arrival, stored, geometric_median(self.products, self.seen, self.config))

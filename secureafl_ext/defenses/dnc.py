@@ -17,7 +17,7 @@ class DnC(LastUpdates):
     malicious: f. Default: a fifth of the clients
     iterations: the paper uses 5, common code 1    coordinates: b. The coordinates are cut into b parts, and a hash of
     the round draws one of each, so that no draw happens in the round and none is drawn twice
-    Fed with the memory of last updates. While fewer clients are known, f is the same share of them.
+    Fed with the memory of last updates.
     """
 
     def __init__(
@@ -40,14 +40,13 @@ class DnC(LastUpdates):
 
     def judge(self, arrival: Arrival) -> Verdict:
         stored = self.remember(arrival)
-        removed = self.removed * self.seen.sum() // len(self.seen)
         kept = self.seen
         for iteration in range(self.iterations):
             centred = centered(self._sampled(iteration), self.seen)
-            kept = kept & without_top(centred, self.seen, removed)
+            kept = kept & without_top(centred, self.seen, self.removed)
         self.rounds += 1
         # Many iterations can remove every row. Then the last good set is used, as there is no row to average.
-        kept = torch.where(kept.any(), kept, without_top(centred, self.seen, removed))
+        kept = torch.where(kept.any(), kept, without_top(centred, self.seen, self.removed))
         return self.weighted(arrival, stored, kept / kept.sum(dtype=torch.float64).clamp(min=1))
 
     def _sampled(self, iteration: int) -> Tensor:

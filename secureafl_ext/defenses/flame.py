@@ -37,7 +37,7 @@ class FLAME(LastUpdates):
         distance = 1 - torch.where(lengths > 0, self.products / lengths, 0)
         kept = majority_cluster(distance, self.seen)
         weights = kept / kept.sum(dtype=torch.float64).clamp(min=1)
-        median = torch.where(self.seen.any(), median_of(norms, self.seen), 0)
+        median = torch.where(self.ready(), median_of(norms, self.seen), 0)
         if self.clip:
             weights = weights * clip_to(norms, median)
         step, *rest = self.weighted(arrival, stored, weights)

@@ -13,7 +13,7 @@ class Krum(LastUpdates):
 
     Source: Blanchard et al., NeurIPS 2017. 1 selected row is Krum, more is Multi-Krum.
     malicious: f. Default: a fifth of the clients
-    Fed with the memory of last updates. While fewer clients are known, f is the same share of them.
+    Fed with the memory of last updates.
     """
 
     def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, selected: int = 1):
@@ -23,7 +23,12 @@ class Krum(LastUpdates):
 
     def judge(self, arrival: Arrival) -> Verdict:
         stored = self.remember(arrival)
-        removed = self.malicious * self.seen.sum() // len(self.seen)
-        scores = krum_scores(self.products, self.seen, removed)
-        chosen = self.seen & (ranks(scores.argsort(stable=True)) < self.selected)
-        return self.weighted(arrival, stored, chosen / chosen.sum(dtype=torch.float64).clamp(min=1))
+        weights = multi_krum(self.products, self.seen, self.malicious, self.selected)
+        return self.weighted(arrival, stored, weights)
+
+
+def multi_krum(gram: Tensor, mask: Tensor, malicious: int, selected: int) -> Tensor:
+    """(n) float64 weights of the rows in the mean of the selected ones. gram: (n, n)    mask: (n)"""
+    scores = krum_scores(gram, mask, malicious)
+    chosen = mask & (ranks(scores.argsort(stable=True)) < selected)
+    return chosen / chosen.sum(dtype=torch.float64).clamp(min=1)

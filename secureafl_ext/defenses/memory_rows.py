@@ -20,8 +20,9 @@ class LastUpdates:
     products: (n, n) float64, inner products of the rows. One arrival changes one row and one column
     momentum: beta. Above 0, a row is the client's momentum: beta * row + (1 - beta) * update; first update: itself
 
-    Every stored update counts as accepted, because the model steps along all rows. The receipt's factor is the weight
-    of the client's row in the step, and its reason says if that weight is 0.
+    No step before more than half of the clients are known: a synchronous rule withstands a minority of its rows, and
+    the first arrivals may be malicious. Every stored update counts as accepted, because the model steps along all rows.
+    The receipt's factor is the weight of the client's row in the step, and its reason says if that weight is 0.
     """
 
     REASONS: tuple[str, ...] = (
@@ -56,16 +57,23 @@ class LastUpdates:
         self.rows[client], self.seen[client] = 0, False
         self.products[client] = self.products[:, client] = 0
 
+    def ready(self) -> Tensor:
+        """() bool: whether more than half of the clients are known"""
+        return 2 * self.seen.sum() > len(self.seen)
+
     def weighted(self, arrival: Arrival, stored: Tensor, weights: Tensor) -> Verdict:
         """The verdict of a rule that weighs whole rows. weights: (n) float64"""
+        ready = self.ready()
+        weights = torch.where(ready, weights, 0)
         own = weights.index_select(0, arrival.client)[0]
-        reason = torch.where(stored, torch.where(own == 0, NO_WEIGHT, ACCEPTED), TOO_LARGE)
-        return Verdict(weights.to(self.rows.dtype) @ self.rows, stored, own, reason)
+        reason = torch.where(ready, torch.where(own == 0, NO_WEIGHT, ACCEPTED), TOO_FEW)
+        return Verdict(weights.to(self.rows.dtype) @ self.rows, stored, own, torch.where(stored, reason, TOO_LARGE))
 
     def stepped(self, stored: Tensor, step: Tensor, enough: Tensor) -> Verdict:
         """The verdict of a rule without weights. step: (d)    enough: () bool, whether there are rows for a step"""
-        reason = torch.where(stored, torch.where(enough, ACCEPTED, TOO_FEW), TOO_LARGE)
-        return Verdict(torch.where(enough, step, 0), stored, self.nothing, reason)
+        enough = enough & self.ready()
+        reason = torch.where(enough, ACCEPTED, TOO_FEW)
+        return Verdict(torch.where(enough, step, 0), stored, self.nothing, torch.where(stored, reason, TOO_LARGE))
 
 
 def trimmed_mean(rows: Tensor, trim: int, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ class NNMTrimmedMean(LastUpdates):
 
     Source: Allouah et al., AISTATS 2023 (arXiv 2302.01772); trimmed mean: Yin et al., ICML 2018
     malicious: f. Default: a fifth of the clients
-    Fed with the memory of last updates. No step before more than 2 f clients are known.
+    Fed with the memory of last updates. No step before more than 2 f clients are known, and more than half of them.
     """
 
     def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None):

@@ -17,7 +17,8 @@ class Weighted(LastUpdates):
 
     Source: Dahan and Levy, NeurIPS 2024 (arXiv 2501.09621); code dahan198/asynchronous-fault-tolerant-ml
     base: "geometric_median", three weighted Weiszfeld steps from zero, or "median", the weighted coordinate-wise median
-    trim: lambda, the largest share of all uploads that malicious clients make; 0: the base alone
+    trim: lambda, the largest share of all uploads that malicious clients make; 0: the base alone. It must exceed the
+    share of malicious clients, because the share of their uploads fluctuates around that
     momentum: of each client's row. The source's optimizer mu2-SGD asks a client for two gradients, at the new and at
     the old model. An upload here is one gradient, so only the source's variant with plain momentum can be run
     Clients that upload more often weigh more: the rule counts malicious uploads, not malicious clients.
@@ -29,7 +30,7 @@ class Weighted(LastUpdates):
         clients: int,
         *,
         base: str = "geometric_median",
-        trim: float = 0.2,
+        trim: float = 0.3,
         momentum: float = 0.9,
     ):
         need(base in BASES, "Weighted", "base", f"one of {', '.join(BASES)}", base)

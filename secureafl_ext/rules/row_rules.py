@@ -54,7 +54,7 @@ def spectral(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     return mean(gram, kept, config) * scale
 
 
-def without_top(centred: Tensor, mask: Tensor, removed: Tensor) -> Tensor:
+def without_top(centred: Tensor, mask: Tensor, removed: Tensor | int) -> Tensor:
     """(r) bool: mask without the `removed` () rows that have the largest projections on the top singular direction.
 
     centred: (r, r) inner products of the centered rows, zero where mask is false
@@ -79,7 +79,7 @@ def krum(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     return (mask & (_numbers(gram) == chosen)).to(gram.dtype)
 
 
-def krum_scores(gram: Tensor, mask: Tensor, removed: Tensor) -> Tensor:
+def krum_scores(gram: Tensor, mask: Tensor, removed: Tensor | int) -> Tensor:
     """(r): sums of squared distances to the count - removed - 2 nearest rows; inf where mask is false."""
     others = mask & ~torch.eye(len(mask), dtype=torch.bool, device=mask.device)
     nearest = torch.where(others, squared_distances(gram), torch.inf).sort(1).values

@@ -26,17 +26,15 @@ def fifth(n, malicious):
 class Memory:
     """step() stores the update and asks weights() for a number per known client, or direction() for a vector."""
 
-    beta = 0.0
-
-    def __init__(self, n):
-        self.n, self.rows = n, {}
+    def __init__(self, n, momentum=0.0):
+        self.n, self.beta, self.rows = n, momentum, {}
 
     def forget(self, client):
         self.rows.pop(client, None)
 
     def step(self, i, g, w, wv, tau, t, eta):
         self.rows[i] = self.beta * self.rows[i] + (1 - self.beta) * g if i in self.rows else g
-        self.heard(i, g, w, t)
+        self.heard(i, g)
         if 2 * len(self.rows) <= self.n:
             return True, 0.0 if self.weighs() else math.nan, 0 * g, "accepted: too few"
         weights = self.weights(t)
@@ -48,7 +46,7 @@ class Memory:
         way = sum(weights[k] * self.rows[k] for k in self.rows) + self.more(t)
         return True, weights[i], way, "accepted: its weight" if weights[i] == 0 else "accepted"
 
-    def heard(self, i, g, w, t): ...
+    def heard(self, i, g): ...
 
     def more(self, t):
         return 0.0
@@ -69,8 +67,8 @@ def krum_order(rows, f):
 
 
 class Krum(Memory):
-    def __init__(self, n, malicious=None, selected=1):
-        super().__init__(n)
+    def __init__(self, n, malicious=None, selected=1, momentum=0.0):
+        super().__init__(n, momentum)
         self.f, self.m = fifth(n, malicious), selected
 
     def weights(self, t):
@@ -108,8 +106,8 @@ def geometric(rows):
 
 
 class NNMTrimmedMean(Memory):
-    def __init__(self, n, malicious=None):
-        super().__init__(n)
+    def __init__(self, n, malicious=None, momentum=0.0):
+        super().__init__(n, momentum)
         self.f = fifth(n, malicious)
 
     def direction(self, t):
@@ -147,11 +145,11 @@ class CenteredClip(Memory):
 
 
 class FoolsGold(Memory):
-    def __init__(self, n, confidence=1.0, pardon=True, normalize=False):
-        super().__init__(n)
+    def __init__(self, n, confidence=1.0, pardon=True, normalize=False, momentum=0.0):
+        super().__init__(n, momentum)
         self.kappa, self.pardon, self.normalize, self.sums = confidence, pardon, normalize, {}
 
-    def heard(self, i, g, w, t):
+    def heard(self, i, g):
         self.sums[i] = self.sums.get(i, 0) + g
 
     def forget(self, client):
@@ -178,8 +176,8 @@ class FoolsGold(Memory):
 
 
 class FLTrust(Memory):
-    def __init__(self, n, trusted, every=1):
-        super().__init__(n)
+    def __init__(self, n, trusted, every=1, momentum=0.0):
+        super().__init__(n, momentum)
         self.trusted, self.every = trusted, every
 
     def weights(self, t):
@@ -190,8 +188,8 @@ class FLTrust(Memory):
 
 
 class DnC(Memory):
-    def __init__(self, n, malicious=None, remove=1.0, iterations=5, coordinates=10_000):
-        super().__init__(n)
+    def __init__(self, n, malicious=None, remove=1.0, iterations=5, coordinates=10_000, momentum=0.0):
+        super().__init__(n, momentum)
         self.removed, self.iterations, self.b = round(remove * fifth(n, malicious)), iterations, coordinates
 
     def weights(self, t):
@@ -214,8 +212,8 @@ class DnC(Memory):
 
 
 class FLAME(Memory):
-    def __init__(self, n, noise=0.001, clip=True):
-        super().__init__(n)
+    def __init__(self, n, noise=0.001, clip=True, momentum=0.0):
+        super().__init__(n, momentum)
         self.lam, self.clip = noise, clip
 
     def weights(self, t):
@@ -262,9 +260,9 @@ class DeMoA(Memory):
         return None
 
     def direction(self, t):
-        if self.aggregator == "median":
-            return np.median(list(self.rows.values()), axis=0)
-        return trimmed(self.rows, self.f)
+        return (
+            np.median(list(self.rows.values()), axis=0) if self.aggregator == "median" else trimmed(self.rows, self.f)
+        )
 
 
 class Weighted(Memory):
@@ -275,7 +273,7 @@ class Weighted(Memory):
     def weighs(self):
         return self.lam > 0 or self.base == "geometric_median"
 
-    def heard(self, i, g, w, t):
+    def heard(self, i, g):
         self.s[i] = self.s.get(i, 0) + 1
 
     def forget(self, client):

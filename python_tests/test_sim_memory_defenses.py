@@ -7,7 +7,8 @@ import pytest
 import torch
 from compared import F64, pair, reference
 
-from secureafl_ext.defenses import RuleServer, make
+from secureafl_ext.defenses import DEFENSES, RuleServer, make
+from secureafl_ext.defenses.candidates import CANDIDATES, TRIALS
 from secureafl_ext.defenses.centered_clip import CenteredClip
 from secureafl_ext.defenses.flame import FLAME, gaussian, majority_cluster
 from secureafl_ext.defenses.memory_rows import counter_hash
@@ -251,3 +252,25 @@ def test_the_run_tells_a_rule_how_many_are_malicious():
     assert loop.defense_settings(most.resolve(), 10) == {"malicious": 3}  # defined for fewer than half
     counted = Settings(attack="gaussian", malicious=0.5, defense="weighted", defense_options={"base": "median"})
     assert loop.defense_settings(counted.resolve(), 10) == {"trim": 0.49, "base": "median"}
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_every_defense_has_the_same_number_of_candidates(name):
+    candidates = CANDIDATES[name]
+    if not candidates:
+        assert name == "secureafl-support" and name not in DEFENSES, "a defense that can run needs its candidates"
+        return
+    assert len(candidates) == TRIALS and candidates[0] == {}
+    assert len({repr(sorted(one.items())) for one in candidates}) == TRIALS, "each is tried once"
+    for settings in candidates:
+        make(name, torch.zeros(3), 50, 0.1, 3, reference(1.0), **settings)
+    assert set(NEW) <= set(CANDIDATES)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_it_learns_on_the_embedded_data(name):
+    few = {"fedbuff-trimmed-mean": {"buffer": 3, "server_lr": 3.0}, "fltrust": {"every": 5}}.get(name, {})
+    options = {"defense": name, "defense_options": few, "clients": 5, "degree": 0.1, "batch": 16}
+    outcome = loop.run(Settings(**options, rounds=50, evaluations=1))
+    assert outcome.error < 0.88  # .9 at the start
+    assert outcome.summary["accepted"] == 1

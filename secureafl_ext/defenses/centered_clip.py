@@ -7,7 +7,7 @@ from ..config import Config
 from ..engines.row_wise import inner
 from ..rules import row_rules
 from .base import Arrival, Verdict, dot, need
-from .memory_rows import LastUpdates, check_momentum
+from .memory_rows import LastUpdates
 
 
 class CenteredClip(LastUpdates):
@@ -25,7 +25,6 @@ class CenteredClip(LastUpdates):
     ):
         need(radius >= 0, "CenteredClip", "radius", "0 or more", radius)
         need(iterations >= 1, "CenteredClip", "iterations", "1 or more", iterations)
-        check_momentum("CenteredClip", momentum)
         super().__init__(model, clients, momentum)
         self.config = Config(rule="centered_clip", radius=radius or None, iterations=iterations)
         self.centre = torch.zeros_like(model)  # v

@@ -7,7 +7,7 @@ from ..config import Config
 from ..rules.row_rules import geometric_median
 from .base import Arrival, Verdict, need
 from .krum import multi_krum
-from .memory_rows import LastUpdates, check_momentum, malicious_count, trimmed_mean
+from .memory_rows import LastUpdates, malicious_count, trimmed_mean
 
 AGGREGATORS = ("geometric_median", "krum", "median", "trimmed_mean")
 
@@ -32,7 +32,6 @@ class DeMoA(LastUpdates):
         aggregator: str = "geometric_median",
         malicious: int | None = None,
     ):
-        check_momentum("DeMoA", momentum)
         need(aggregator in AGGREGATORS, "DeMoA", "aggregator", f"one of {', '.join(AGGREGATORS)}", aggregator)
         super().__init__(model, clients, momentum)
         self.aggregator, self.malicious = aggregator, malicious_count("DeMoA", clients, malicious)

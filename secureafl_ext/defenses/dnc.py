@@ -17,6 +17,7 @@ class DnC(LastUpdates):
     malicious: f. Default: a fifth of the clients
     iterations: the paper uses 5, common code 1    coordinates: b. The coordinates are cut into b parts, and a hash of
     the round draws one of each, so that no draw happens in the round and none is drawn twice
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates.
     """
 
@@ -29,12 +30,13 @@ class DnC(LastUpdates):
         remove: float = 1.0,  # c, the filtering fraction
         iterations: int = 5,
         coordinates: int = 10_000,
+        momentum: float = 0.0,
     ):
         self.removed = round(remove * malicious_count("DnC", clients, malicious))
         need(remove >= 0, "DnC", "remove", "0 or more", remove)
         need(iterations >= 1, "DnC", "iterations", "1 or more", iterations)
         need(coordinates >= 1, "DnC", "coordinates", "1 or more", coordinates)
-        super().__init__(model, clients)
+        super().__init__(model, clients, momentum)
         self.iterations, self.coordinates = iterations, min(coordinates, len(model))
         self.rounds = torch.zeros((), dtype=torch.int64, device=model.device)
 

@@ -20,13 +20,15 @@ class FLAME(LastUpdates):
     1, one cluster allowed. With these values HDBSCAN is single linkage that stops at the first cluster of more than
     half of the rows (see `majority_cluster`), which is computed here exactly, without a library.
     noise: lambda, 0.001 in the source for images
+    clip: False leaves the clipping out
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates. The source clusters local models. Here these started from models of different
     age, which their cosines would show first, so the updates are clustered.
     """
 
-    def __init__(self, model: Tensor, clients: int, *, noise: float = 0.001, clip: bool = True):
+    def __init__(self, model: Tensor, clients: int, *, noise: float = 0.001, clip: bool = True, momentum: float = 0.0):
         need(noise >= 0, "FLAME", "noise", "0 or more", noise)
-        super().__init__(model, clients)
+        super().__init__(model, clients, momentum)
         self.noise, self.clip = noise, clip
         self.rounds = torch.zeros((), dtype=torch.int64, device=model.device)
 

@@ -13,12 +13,13 @@ class FLTrust(LastUpdates):
 
     Source: Cao et al., NDSS 2021. step = sum of score * row * |g_0| / |row| over the sum of the scores; 0 if all are 0
     every: rounds between two trusted gradients
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates. For a single arrival the score would cancel, and Zeno++'s test would be left.
     """
 
-    def __init__(self, model: Tensor, clients: int, trusted: Trusted, *, every: int = 1):
+    def __init__(self, model: Tensor, clients: int, trusted: Trusted, *, every: int = 1, momentum: float = 0.0):
         need(every >= 1, "FLTrust", "every", "1 or more", every)
-        super().__init__(model, clients)
+        super().__init__(model, clients, momentum)
         self.trusted, self.every = trusted, every
         self.reference = torch.zeros_like(model)  # g_0
 

@@ -20,13 +20,21 @@ class FoolsGold(LastUpdates):
     arrival.
     pardon: False leaves the pardoning out
     normalize: divide by the sum of the weights instead, so that the step keeps its length when few have weight
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     """
 
     def __init__(
-        self, model: Tensor, clients: int, *, confidence: float = 1.0, pardon: bool = True, normalize: bool = False
+        self,
+        model: Tensor,
+        clients: int,
+        *,
+        confidence: float = 1.0,
+        pardon: bool = True,
+        normalize: bool = False,
+        momentum: float = 0.0,
     ):
         need(confidence > 0, "FoolsGold", "confidence", "positive", confidence)
-        super().__init__(model, clients)
+        super().__init__(model, clients, momentum)
         self.confidence, self.pardon, self.normalize = confidence, pardon, normalize
         self.sums = torch.zeros_like(self.rows)  # (n, d) of all updates of each client
         self.sum_products = torch.zeros_like(self.products)  # (n, n)

@@ -13,11 +13,14 @@ class Krum(LastUpdates):
 
     Source: Blanchard et al., NeurIPS 2017. 1 selected row is Krum, more is Multi-Krum.
     malicious: f. Default: a fifth of the clients
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates.
     """
 
-    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, selected: int = 1):
-        super().__init__(model, clients)
+    def __init__(
+        self, model: Tensor, clients: int, *, malicious: int | None = None, selected: int = 1, momentum: float = 0.0
+    ):
+        super().__init__(model, clients, momentum)
         self.malicious, self.selected = malicious_count("Krum", clients, malicious), selected
         need(1 <= selected <= clients, "Krum", "selected", f"1 to {clients}", selected)
 

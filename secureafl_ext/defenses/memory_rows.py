@@ -33,6 +33,7 @@ class LastUpdates:
     )
 
     def __init__(self, model: Tensor, clients: int, momentum: float = 0.0):
+        need(0 <= momentum < 1, type(self).__name__, "momentum", "0 or more, below 1", momentum)
         self.momentum = momentum
         self.rows = torch.zeros(clients, len(model), dtype=model.dtype, device=model.device)
         self.seen = torch.zeros(clients, dtype=torch.bool, device=model.device)
@@ -89,10 +90,6 @@ def malicious_count(who: str, clients: int, malicious: int | None) -> int:
     count = min(round(0.2 * clients), most) if malicious is None else malicious
     need(0 <= count <= most, who, "malicious", f"0 to {most}, fewer than half of the clients", malicious)
     return count
-
-
-def check_momentum(who: str, momentum: float) -> None:
-    need(0 <= momentum < 1, who, "momentum", "0 or more, below 1", momentum)
 
 
 def counter_hash(counter: Tensor, size: int, stream: int = 0) -> Tensor:

@@ -15,11 +15,12 @@ class NNMTrimmedMean(LastUpdates):
 
     Source: Allouah et al., AISTATS 2023 (arXiv 2302.01772); trimmed mean: Yin et al., ICML 2018
     malicious: f. Default: a fifth of the clients
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates. No step before more than 2 f clients are known, and more than half of them.
     """
 
-    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None):
-        super().__init__(model, clients)
+    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, momentum: float = 0.0):
+        super().__init__(model, clients, momentum)
         self.malicious = malicious_count("NNMTrimmedMean", clients, malicious)
 
     def judge(self, arrival: Arrival) -> Verdict:
@@ -33,11 +34,12 @@ class NNMGeometricMedian(LastUpdates):
 
     Source: Allouah et al., AISTATS 2023 (arXiv 2302.01772); geometric median: Pillutla et al. 2022
     malicious: f. Default: a fifth of the clients
+    momentum: of each client's row, beta * row + (1 - beta) * update; not in the source
     Fed with the memory of last updates. The mixed rows are never computed: their inner products are enough.
     """
 
-    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None):
-        super().__init__(model, clients)
+    def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, momentum: float = 0.0):
+        super().__init__(model, clients, momentum)
         self.malicious = malicious_count("NNMGeometricMedian", clients, malicious)
         self.config = Config(rule="geometric_median")
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..rules.row_rules import SMOOTHING, distances_to, median_of, row_norms
 from .base import Arrival, Verdict, need
-from .memory_rows import LastUpdates, check_momentum
+from .memory_rows import LastUpdates
 
 BASES = ("geometric_median", "median")
 WEISZFELD_STEPS = 3  # as in the official code
@@ -35,7 +35,6 @@ class Weighted(LastUpdates):
     ):
         need(base in BASES, "Weighted", "base", f"one of {', '.join(BASES)}", base)
         need(0 <= trim < 0.5, "Weighted", "trim", "0 or more, below 0.5", trim)
-        check_momentum("Weighted", momentum)
         super().__init__(model, clients, momentum)
         self.base, self.trim = base, trim
         self.uploads = torch.zeros(clients, dtype=torch.int64, device=model.device)  # s

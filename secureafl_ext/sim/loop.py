@@ -262,7 +262,8 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
 def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
     """The keyword arguments of the defense: settings of the run that it needs, then its own options."""
     malicious = round(settings.malicious * settings.clients)
-    minority = {"malicious": min(malicious, (settings.clients - 1) // 2)}  # these rules are defined for fewer than half
+    # These rules are defined for fewer than half.
+    minority: dict[str, object] = {"malicious": min(malicious, (settings.clients - 1) // 2)}
     shared: dict[str, dict[str, object]] = {
         "kardam": {"malicious": malicious},
         "sageflow": {"classes": classes},

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import slow_defenses as slow
+import slow_memory as memory
 import torch
 
 from secureafl_ext.defenses import DEFENSES, Trusted, make
@@ -18,6 +19,17 @@ SLOW = {
     "zeno++": slow.Zeno,
     "aflguard": slow.AFLGuard,
     "async-defender": slow.AsyncDefender,
+    "foolsgold": memory.FoolsGold,
+    "fltrust": memory.FLTrust,
+    "flame": memory.FLAME,
+    "dnc": memory.DnC,
+    "nnm-trimmed-mean": memory.NNMTrimmedMean,
+    "nnm-geometric-median": memory.NNMGeometricMedian,
+    "krum": memory.Krum,
+    "centered-clip": memory.CenteredClip,
+    "demoa": memory.DeMoA,
+    "weighted": memory.Weighted,
+    "fedbuff-trimmed-mean": slow.FedBuff,
 }
 CASES = {  # name, settings, how the reasons that must occur begin
     "async-sgd": ("async-sgd", {}, ["accepted"]),
@@ -47,6 +59,42 @@ CASES = {  # name, settings, how the reasons that must occur begin
     "async-defender last": ("async-defender", {"reference": "last", "warmup": 3}, ["rejected: cosine"]),
     "async-defender model": ("async-defender", {"reference": "model"}, ["rejected: cosine"]),
     "async-defender credible": ("async-defender", {"credibility": True}, ["rejected: cosine"]),
+    "foolsgold": ("foolsgold", {}, ["accepted", "accepted: its weight"]),
+    "foolsgold strict": ("foolsgold", {"pardon": False, "confidence": 0.5}, ["accepted", "accepted: its weight"]),
+    "foolsgold normalized": ("foolsgold", {"normalize": True, "momentum": 0.5}, ["accepted", "accepted: its weight"]),
+    "fltrust": ("fltrust", {}, ["accepted", "accepted: its weight"]),
+    "fltrust lazy": ("fltrust", {"every": 7, "momentum": 0.9}, ["accepted", "accepted: its weight"]),
+    "flame": ("flame", {}, ["accepted", "accepted: its weight"]),
+    "flame loud": ("flame", {"noise": 0.3, "clip": False, "momentum": 0.9}, ["accepted", "accepted: its weight"]),
+    "dnc": ("dnc", {}, ["accepted", "accepted: its weight"]),
+    "dnc sampled": (
+        "dnc",
+        {"coordinates": 3, "malicious": 2, "iterations": 3, "momentum": 0.5},
+        ["accepted: its weight"],
+    ),
+    "nnm-trimmed-mean": ("nnm-trimmed-mean", {}, ["accepted", "accepted: too few"]),
+    "nnm-trimmed-mean two": ("nnm-trimmed-mean", {"malicious": 2, "momentum": 0.5}, ["accepted", "accepted: too few"]),
+    "nnm-geometric-median": ("nnm-geometric-median", {}, ["accepted"]),
+    "nnm-geometric-median two": ("nnm-geometric-median", {"malicious": 2, "momentum": 0.5}, ["accepted"]),
+    "krum": ("krum", {}, ["accepted", "accepted: its weight"]),
+    "krum multi": ("krum", {"selected": 3, "malicious": 2, "momentum": 0.5}, ["accepted", "accepted: its weight"]),
+    "centered-clip": ("centered-clip", {}, ["accepted"]),
+    "centered-clip median": ("centered-clip", {"radius": 0, "iterations": 1, "momentum": 0.5}, ["accepted"]),
+    "centered-clip tight": ("centered-clip", {"radius": 0.3}, ["accepted"]),
+    "demoa": ("demoa", {}, ["accepted"]),
+    "demoa krum": ("demoa", {"aggregator": "krum", "malicious": 2}, ["accepted", "accepted: its weight"]),
+    "demoa median": ("demoa", {"aggregator": "median", "momentum": 0.5}, ["accepted"]),
+    "demoa trimmed": ("demoa", {"aggregator": "trimmed_mean"}, ["accepted", "accepted: too few"]),
+    "weighted": ("weighted", {}, ["accepted", "accepted: its weight"]),
+    "weighted median": ("weighted", {"base": "median", "trim": 0.2}, ["accepted", "accepted: its weight"]),
+    "weighted base": ("weighted", {"trim": 0.0, "momentum": 0.0}, ["accepted"]),
+    "weighted median base": ("weighted", {"trim": 0.0, "base": "median"}, ["accepted"]),
+    "fedbuff-trimmed-mean": ("fedbuff-trimmed-mean", {}, ["accepted: buffered", "accepted: buffer full"]),
+    "fedbuff-trimmed-mean small": (
+        "fedbuff-trimmed-mean",
+        {"buffer": 3, "trim": 0, "server_lr": 2.0, "staleness": "off"},
+        ["accepted: buffered", "accepted: buffer full"],
+    ),
 }
 
 

@@ -184,3 +184,16 @@ class AsyncDefender:
         self.steps.append(u)
         self.lengths.append(min(norm(g), self.bound))
         return True, s, u, "accepted: warm-up (reduced" if warm else "accepted: weighted by cosine (reduced"
+
+
+class FedBuff:
+    def __init__(self, n, buffer=10, trim=None, server_lr=1.0, staleness="sqrt"):
+        self.k, self.lr, self.staleness, self.buffer = buffer, server_lr, staleness, []
+        self.b = min(round(buffer / 5), (buffer - 1) // 2) if trim is None else trim
+
+    def step(self, i, g, w, wv, tau, t, eta):
+        self.buffer.append(g / math.sqrt(1 + tau) if self.staleness == "sqrt" else g)
+        if len(self.buffer) < self.k:
+            return True, math.nan, None, "accepted: buffered"
+        rows, self.buffer = np.sort(self.buffer, axis=0), []
+        return True, math.nan, self.lr * rows[self.b : self.k - self.b].mean(0), "accepted: buffer full"

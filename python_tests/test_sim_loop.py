@@ -161,9 +161,15 @@ def test_one_seed_one_result(device, defense, attack):
     assert torch.equal(models[0], models[1]) and not torch.equal(models[0], models[2])
 
 
+WITH_ALL_ATTACKS = ("async-sgd", "kardam", "basgd", "zeno++", "sageflow", "aflguard", "secureafl")
+OTHERS = [name for name in defenses.DEFENSES if not name.startswith("secureafl") and name not in WITH_ALL_ATTACKS]
+CAPTURED = [(defense, attack) for defense in WITH_ALL_ATTACKS for attack in attacks.ATTACKS] + [
+    (defense, attack) for defense in OTHERS for attack in ("none", "gaussian", "adaptive")
+]
+
+
 @needs_gpu
-@pytest.mark.parametrize("attack", ["none", *list(attacks.ATTACKS)[1:]])
-@pytest.mark.parametrize("defense", ["async-sgd", "kardam", "basgd", "zeno++", "sageflow", "aflguard", "secureafl"])
+@pytest.mark.parametrize(("defense", "attack"), CAPTURED)
 def test_captured_rounds_are_the_eager_ones(defense, attack):
     chosen = settings("cuda", attack=attack, defense=defense, rounds=72, evaluations=3, delay=2).resolve()
     with loop.side_stream("cuda"), loop.exact():

@@ -9,14 +9,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..defenses.aflguard import AFLGuard
 from ..defenses.async_defender import AsyncDefender
 from ..defenses.async_sgd import AsyncSGD
-from ..defenses.base import AcceptanceTest, Arrival, NearestAccepted, Rule, dot, norm
+from ..defenses.base import AcceptanceTest, Arrival, NearestAccepted, Rule, Verdict, dot, norm
 from ..defenses.basgd import BASGD
+from ..defenses.centered_clip import CenteredClip
+from ..defenses.demoa import DeMoA
+from ..defenses.dnc import DnC
+from ..defenses.fedbuff import STALENESS, FedBuffTrimmedMean
+from ..defenses.flame import FLAME
+from ..defenses.fltrust import FLTrust
+from ..defenses.foolsgold import FoolsGold
 from ..defenses.kardam import Kardam, lower_quantile
+from ..defenses.krum import Krum
+from ..defenses.nnm import NNMGeometricMedian, NNMTrimmedMean
 from ..defenses.rule_server import RuleServer
 from ..defenses.sageflow import Sageflow
+from ..defenses.weighted import Weighted
 from ..defenses.zeno import Zeno
 from .base import View
 from .local_steps import shorten
@@ -24,6 +35,8 @@ from .local_steps import shorten
 INSIDE = 0.999  # of a radius: rounding must not move an update out of its ball
 ASIDE = 1e-3  # cosine beyond a cone's edge, for the same reason
 TRIALS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.0)  # shares of the push that are tried on Sageflow
+# Shares of the push that are tried on a rule over last updates, smallest first. The push is far longer than a gradient.
+SHARES = tuple(10 ** (-k / 3) for k in range(15, -1, -1))
 BISECTIONS = 20  # of the generic way: the share is found to within 2 ** -20
 
 
@@ -40,7 +53,7 @@ def generic(server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tenso
     wish = server.arrival(view.client, mean + push, view.model, view.staleness)
     if isinstance(rule, NearestAccepted):
         return rule.nearest_accepted(wish)
-    accepts = rule.would_accept if isinstance(rule, AcceptanceTest) else lambda trial: rehearsed(rule, trial)
+    accepts = rule.would_accept if isinstance(rule, AcceptanceTest) else lambda trial: rehearsed(rule, trial).accepted
     passes = accepts(wish)
     low, high = torch.zeros_like(norm(push)), torch.ones_like(norm(push))
     for _ in range(BISECTIONS):
@@ -50,16 +63,16 @@ def generic(server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tenso
     return mean + torch.where(passes, 1, low).to(mean.dtype) * push
 
 
-def rehearsed(rule: Rule, arrival: Arrival) -> Tensor:
-    """(): whether the rule would accept the update. It judges; then its memory is restored, as if nothing had come."""
+def rehearsed(rule: Rule, arrival: Arrival) -> Verdict:
+    """The verdict that the rule would give. It judges; then its memory is restored, as if nothing had come."""
     before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(rule).items()}
     tensors = {name: value for name, value in vars(rule).items() if isinstance(value, Tensor)}
-    accepted = rule.judge(arrival).accepted.clone()  # a copy: it may be part of the memory
+    verdict = Verdict(*(part.clone() for part in rule.judge(arrival)))  # copies: a part may belong to the memory
     for name, tensor in tensors.items():
         tensor.copy_(before[name])
     vars(rule).clear()
     vars(rule).update(before | tensors)
-    return accepted
+    return verdict
 
 
 def ball(wish: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
@@ -134,7 +147,47 @@ def past_async_defender(rule: AsyncDefender, server: RuleServer, view: View, mea
     return torch.where(rule.taken < rule.warmup, wish, cone(wish, axis, BEST[rule.weight]))
 
 
-def trusted_gradient(rule: Zeno | AFLGuard, server: RuleServer, view: View) -> Tensor:
+def strongest(rule: Rule, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
+    """The share of the push with which the rule's step goes farthest along the push. A rule over last updates accepts
+    everything; what counts is the weight that it gives. The rows of other attackers are in its memory already."""
+    wish = server.arrival(view.client, mean + push, view.model, view.staleness)
+
+    def reach(trial: Tensor) -> Tensor:
+        verdict = rehearsed(rule, replace(wish, update=trial))
+        return torch.where(verdict.accepted, dot(verdict.step, push), -torch.inf)
+
+    return farthest(reach, mean, push)
+
+
+def farthest(reach: Callable[[Tensor], Tensor], mean: Tensor, push: Tensor) -> Tensor:
+    """The trial (d) of mean + share * push with the largest reach (); of equal ones the shortest."""
+    sent, best = mean, torch.full_like(norm(mean), -torch.inf)
+    for share in SHARES:
+        trial = mean + share * push
+        now = reach(trial)
+        sent, best = torch.where(now > best, trial, sent), torch.where(now > best, now, best)
+    return sent
+
+
+def past_fltrust(rule: FLTrust, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
+    """The rule rescales the norm and weighs by cosine, so the longest step across the trusted gradient is at 45 degrees
+    to it (cosine times sine)."""
+    return cone(mean + push, trusted_gradient(rule, server, view), BEST["positive"])
+
+
+def past_fedbuff(rule: FedBuffTrimmedMean, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
+    """The largest effect on the trimmed mean of the buffer. Slots that are still free hold the last buffer's updates,
+    which stand for those to come."""
+    factor = STALENESS[rule.staleness](view.staleness).to(mean.dtype)
+    slot = rule.count.reshape(1)
+
+    def reach(trial: Tensor) -> Tensor:
+        return dot(ops.trimmed_mean(rule.buffered.index_copy(0, slot, factor * trial[None]), rule.trim), push)
+
+    return farthest(reach, mean, push)
+
+
+def trusted_gradient(rule: Zeno | AFLGuard | FLTrust, server: RuleServer, view: View) -> Tensor:
     """The gradient that the rule will compare with. In some rounds the rule renews it before it judges."""
     return rule.trusted.gradient(view.current).detach() if server.refreshes() else rule.reference
 
@@ -147,4 +200,15 @@ WAYS: dict[type, Callable[..., Tensor]] = {
     Zeno: past_zeno,
     AFLGuard: past_aflguard,
     AsyncDefender: past_async_defender,
+    FLTrust: past_fltrust,
+    FedBuffTrimmedMean: past_fedbuff,
+    CenteredClip: strongest,
+    DeMoA: strongest,
+    DnC: strongest,
+    FLAME: strongest,
+    FoolsGold: strongest,
+    Krum: strongest,
+    NNMGeometricMedian: strongest,
+    NNMTrimmedMean: strongest,
+    Weighted: strongest,
 }

@@ -10,10 +10,20 @@ from .async_defender import AsyncDefender
 from .async_sgd import AsyncSGD
 from .base import Rule, Server, Trusted
 from .basgd import BASGD
+from .centered_clip import CenteredClip
+from .demoa import DeMoA
+from .dnc import DnC
 from .entry import Start, ruled
+from .fedbuff import FedBuffTrimmedMean
+from .flame import FLAME
+from .fltrust import FLTrust
+from .foolsgold import FoolsGold
 from .kardam import Kardam
+from .krum import Krum
+from .nnm import NNMGeometricMedian, NNMTrimmedMean
 from .sageflow import Sageflow
 from .secureafl import VARIANTS
+from .weighted import Weighted
 from .zeno import Zeno
 
 DEFENSES = Registry(
@@ -26,6 +36,17 @@ DEFENSES = Registry(
         "zeno++": ruled(Zeno, "score against a trusted gradient, rescaled to its length", needs_trusted=True),
         "aflguard": ruled(AFLGuard, "distance to a trusted gradient", needs_trusted=True),
         "async-defender": ruled(AsyncDefender, "cosine-weighted baseline after AsyncDefender, reduced"),
+        "foolsgold": ruled(FoolsGold, "weights by the cosines of summed updates: similar clients lose theirs"),
+        "fltrust": ruled(FLTrust, "last updates weighted by cosine to a trusted gradient", needs_trusted=True),
+        "flame": ruled(FLAME, "majority cluster of last updates by cosine, clipped to the median norm, with noise"),
+        "dnc": ruled(DnC, "last updates without the outliers along the top singular direction (DnC)"),
+        "nnm-trimmed-mean": ruled(NNMTrimmedMean, "nearest neighbor mixing of last updates, then trimmed mean"),
+        "nnm-geometric-median": ruled(NNMGeometricMedian, "nearest neighbor mixing, then geometric median"),
+        "krum": ruled(Krum, "the last update with the nearest neighbors; Multi-Krum with selected above 1"),
+        "centered-clip": ruled(CenteredClip, "last updates clipped around the last aggregate"),
+        "demoa": ruled(DeMoA, "robust rule over the cached momenta of all clients (DeMoA)"),
+        "weighted": ruled(Weighted, 'last updates weighted by upload counts ("Weight for Robustness")'),
+        "fedbuff-trimmed-mean": ruled(FedBuffTrimmedMean, "trimmed mean of a buffer of updates (FedBuff)"),
         **VARIANTS,
     },
 )

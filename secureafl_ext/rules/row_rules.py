@@ -36,7 +36,7 @@ def centered_clip(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     n = len(mask)
     weights = (_numbers(gram) == n).to(gram.dtype)
     for _ in range(config.iterations):
-        distance = _distances(gram, weights)[:n]
+        distance = distances_to(gram, weights)[:n]
         radius = median_of(distance, mask) if config.radius is None else config.radius
         pull = clip_to(distance, radius) * mean(gram, mask, config)  # (n)
         weights = weights * (1 - pull.sum()) + torch.nn.functional.pad(pull, (0, 1))
@@ -50,17 +50,24 @@ def spectral(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     clipped = gram * scale[:, None] * scale
     reach = clipped @ share  # (r): products with the mean of the clipped rows
     centred = torch.where(mask[:, None] & mask, clipped - reach[:, None] - reach + share @ reach, 0)
+    kept = without_top(centred, mask, _removed(mask, config))
+    return mean(gram, kept, config) * scale
+
+
+def without_top(centred: Tensor, mask: Tensor, removed: Tensor | int) -> Tensor:
+    """(r) bool: mask without the `removed` () rows that have the largest projections on the top singular direction.
+
+    centred: (r, r) inner products of the centered rows, zero where mask is false
+    """
     trace = centred.trace()
     # Scaled so, the top eigenvalue lies between 1/r and 1, and no step needs to normalize.
     centred = centred / torch.where(trace > 0, trace, 1)
     # The start is not constant (centering maps that to zero), and not a row (an attacker could choose it).
-    along = (1 + _numbers(gram)).to(gram.dtype).cos()
+    along = (1 + _numbers(centred)).to(centred.dtype).cos()
     for _ in range(POWER_STEPS):
         along = centred @ along
     score = torch.where(mask, along.abs(), -1)
-    rank = _ranks(score.sort(descending=True, stable=True).indices)
-    kept = mask & (rank >= _removed(mask, config))
-    return mean(gram, kept, config) * scale
+    return mask & (ranks(score.sort(descending=True, stable=True).indices) >= removed)
 
 
 def krum(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
@@ -68,15 +75,23 @@ def krum(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
 
     f is the share `remove` of the rows. At least one neighbor counts; of equal rows the first is taken.
     """
-    norms = gram.diagonal()
-    squares = (norms[:, None] + norms - (gram + gram.T)).clamp(min=0)  # symmetric, so that ties are ties
-    others = mask & ~torch.eye(len(mask), dtype=torch.bool, device=mask.device)
-    nearest = torch.where(others, squares, torch.inf).sort(1).values
-    neighbors = (mask.sum() - _removed(mask, config) - 2).clamp(min=1)
-    counted = (_numbers(gram) < neighbors) & nearest.isfinite()  # a lone row has none
-    score = torch.where(counted, nearest, 0).sum(1)
-    chosen = torch.where(mask, score, torch.inf).argmin()
+    chosen = krum_scores(gram, mask, _removed(mask, config)).argmin()
     return (mask & (_numbers(gram) == chosen)).to(gram.dtype)
+
+
+def krum_scores(gram: Tensor, mask: Tensor, removed: Tensor | int) -> Tensor:
+    """(r): sums of squared distances to the count - removed - 2 nearest rows; inf where mask is false."""
+    others = mask & ~torch.eye(len(mask), dtype=torch.bool, device=mask.device)
+    nearest = torch.where(others, squared_distances(gram), torch.inf).sort(1).values
+    neighbors = (mask.sum() - removed - 2).clamp(min=1)
+    counted = (_numbers(gram) < neighbors) & nearest.isfinite()  # a lone row has none
+    return torch.where(mask, torch.where(counted, nearest, 0).sum(1), torch.inf)
+
+
+def squared_distances(gram: Tensor) -> Tensor:
+    """(r, r) between the rows."""
+    norms = gram.diagonal()
+    return (norms[:, None] + norms - (gram + gram.T)).clamp(min=0)  # symmetric, so that ties are ties
 
 
 def geometric_median(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
@@ -88,7 +103,7 @@ def geometric_median(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
     weights = clipped_mean(gram, mask, config)
     least = (SMOOTHING * median_of(_norms(gram), mask)).clamp(min=1e-100)
     for _ in range(WEISZFELD_STEPS):
-        pull = torch.where(mask, 1 / _distances(gram, weights).clamp(min=least), 0)
+        pull = torch.where(mask, 1 / distances_to(gram, weights).clamp(min=least), 0)
         weights = pull / torch.where(mask.any(), pull.sum(), 1)
     return weights
 
@@ -109,13 +124,13 @@ def bucketed(mask: Tensor, draw: Tensor, size: int) -> Tensor:
     Rows that take part fill the first buckets; the last of these may be smaller, and the other buckets are zero.
     A hash of draw and row gives the order: a generator would repeat itself at every replay of a CUDA graph.
     """
-    keys = torch.where(mask, _hash((_hash(draw) + _numbers(mask)) & 0xFFFFFFFF), 1 << 32)
+    keys = torch.where(mask, hash32((hash32(draw) + _numbers(mask)) & 0xFFFFFFFF), 1 << 32)
     buckets = torch.arange(-(-len(mask) // size), device=mask.device)
-    chosen = mask & (_ranks(keys.argsort()) // size == buckets[:, None])  # (b, r)
+    chosen = mask & (ranks(keys.argsort()) // size == buckets[:, None])  # (b, r)
     return chosen / chosen.sum(1, keepdim=True, dtype=torch.float64).clamp(min=1)
 
 
-def _hash(x: Tensor) -> Tensor:
+def hash32(x: Tensor) -> Tensor:
     """A bijection of 32-bit numbers, in int64: no product overflows, and no two rows share a key."""
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
@@ -126,7 +141,7 @@ def _numbers(rows: Tensor) -> Tensor:
     return torch.arange(len(rows), device=rows.device)
 
 
-def _ranks(order: Tensor) -> Tensor:
+def ranks(order: Tensor) -> Tensor:
     """(r): the rank of every row in a given order."""
     return torch.empty_like(order).scatter_(0, order, _numbers(order))
 
@@ -144,7 +159,7 @@ def _norms(gram: Tensor) -> Tensor:
     return gram.diagonal().sqrt()
 
 
-def _distances(gram: Tensor, weights: Tensor) -> Tensor:
+def distances_to(gram: Tensor, weights: Tensor) -> Tensor:
     """(r): the distance of every row to the weighted sum of all rows."""
     reach = gram @ weights
     return (gram.diagonal() - 2 * reach + weights @ reach).clamp(min=0).sqrt()

@@ -241,9 +241,14 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
 
 def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
     """The keyword arguments of the defense: settings of the run that it needs, then its own options."""
+    malicious = round(settings.malicious * settings.clients)
+    # These rules are defined for fewer than half.
+    minority: dict[str, object] = {"malicious": min(malicious, (settings.clients - 1) // 2)}
     shared: dict[str, dict[str, object]] = {
-        "kardam": {"malicious": round(settings.malicious * settings.clients)},
+        "kardam": {"malicious": malicious},
         "sageflow": {"classes": classes},
+        "weighted": {"trim": min(settings.malicious + 0.1, 0.49)},  # the share of their uploads fluctuates
+        **dict.fromkeys(("dnc", "nnm-trimmed-mean", "nnm-geometric-median", "krum", "demoa"), minority),
     }
     ours = {name: getattr(settings, name) for name in variant_settings(settings.defense)}
     return {**ours, **shared.get(settings.defense, {}), **settings.defense_options}

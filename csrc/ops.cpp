@@ -4,9 +4,10 @@
 #define SECUREAFL_ROUND                                                                                           \
   "Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "               \
   "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
-  "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) seen_factors, "            \
-  "Tensor(m!) recorded, Tensor(n!) counts, Tensor(o!) arrived, float lr, float quantile, float max_norm, "        \
-  "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all, bool hold"
+  "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) clock, "                   \
+  "Tensor(m!) last_epoch, Tensor(n!) uploads, Tensor(o!) seen_factors, Tensor(p!) recorded, Tensor(q!) counts, "  \
+  "Tensor(r!) arrived, float lr, float quantile, float max_norm, float trust, str rule, int trim, bool filter, "  \
+  "bool estimate, bool receive, bool store_all, bool hold, int expiry, int probation"
 
 // All schemas of the namespace secureafl. The comment above a schema names the file of its kernel; ops_cpu.cpp and
 // ops_cuda.cu of the same folder register the kernels. Fake kernels and docstrings: secureafl_ext/ops.py.
@@ -35,7 +36,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
   // round/sharded.cu
   m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
-  m.def("apply_(Tensor sums, Tensor(p!) verdict, Tensor(q!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
+  m.def("apply_(Tensor sums, Tensor(s!) verdict, Tensor(t!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def(
       "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
       "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
@@ -47,8 +48,9 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
-      "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) seen_factors, Tensor(k!) recorded, "
-      "Tensor(l!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, "
-      "bool hold, int span, int known, float kin, float crowd, float turned, float least, float least_sum, "
+      "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) clock, Tensor(k!) last_epoch, "
+      "Tensor(l!) uploads, Tensor(m!) seen_factors, Tensor(n!) recorded, Tensor(o!) counts, float lr, "
+      "float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
+      "int probation, int span, int known, float kin, float crowd, float turned, float least, float least_sum, "
       "float least_apart, float near) -> (Tensor, Tensor, Tensor)");
 }

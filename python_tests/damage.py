@@ -36,13 +36,13 @@ def byte_two(tensor):
 
 
 FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre")
-WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met")
+WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met", "clock", "last_epoch", "uploads")
 TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products")
 DAMAGE = {
     **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},
-    **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-1, -HUGE)},
+    **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-2, -HUGE)},
     **{f"{name} {value}": (name, put(name, value)) for name in ("pairs", "oldest") for value in (4, 10**6, HUGE)},
-    **{f"{name} too large": (name, put(name, HUGE)) for name in ("recorded", "counts", "turns", "rounds", "met")},
+    **{f"{name} too large": (name, put(name, HUGE)) for name in WHOLE[2:]},
     **{f"{name} missing": (name, drop(name)) for name in TENSORS if name not in ("gram", "along", "weights", "status")},
     **{f"{name} a row more": (name, swap(name, lambda t: torch.cat([t[None], t[None]]))) for name in TENSORS},
     **{f"{name} another dtype": (name, swap(name, lambda t: t.to(torch.int8))) for name in TENSORS},
@@ -54,6 +54,9 @@ DAMAGE = {
     "factors inf within": ("factors", swap("factors", lambda t: torch.full_like(t, math.inf))),
     "factors empty": ("factors", swap("factors", lambda t: t[..., :0])),
     "recorded one more": ("factors", swap("recorded", lambda t: t + 1)),
+    "clock 2": ("clock", put("clock", 2)),
+    "last_epoch to come": ("last_epoch", swap("last_epoch", lambda t: t + 10**6)),
+    "uploads of a stranger": ("uploads", swap("seen", torch.zeros_like)),
     "weights nan": ("weights", put("weights", math.nan)),
     "seen 2": ("seen", swap("seen", byte_two)),
     "products one-sided": ("products", put("products", -1.0)),

@@ -97,6 +97,10 @@ def a_number(call: Call, dice: Dice) -> Changes:
             return {name: dice.choice((-1, facts["n"], *HUGE))}
         case "now_row" | "next_row":
             return {name: dice.choice((-1, len(args["models"]), *HUGE))}
+        case "expiry":
+            return {name: dice.choice((0, -1, *HUGE[2:]))}
+        case "probation":
+            return {name: dice.choice((-1, *HUGE[2:]))}
         case "span":
             return {name: dice.choice((0, -1, 2**31, *HUGE))}
         case "clients":
@@ -136,7 +140,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
     n, m = call.facts.get("n", 0), call.facts.get("m", 0)
     bad = {
         "pairs": (-1, m + 1, *HUGE), "oldest": (-1, m, *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
-        "recorded": (-1, *HUGE[1:]),
+        "recorded": (-1, *HUGE[1:]), "clock": (-1, *HUGE[1:]), "uploads": (-1, *HUGE[1:]), "last_epoch": (-2, *HUGE),
     }  # fmt: skip
     names = [name for name in bad if name in tensors_of(call) and call.args[name].numel()]
     names += ["verdict"] if call.op == "renew_" else []

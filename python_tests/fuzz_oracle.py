@@ -32,7 +32,7 @@ class SlowRows(SlowServer):
             return np.zeros_like(self.model)
         if not c.estimate:
             return rows[0]
-        senders = [*(k for k in self.last if k != self.client), self.client][: len(rows)]
+        senders = self.senders
         rows = rows[np.argsort(senders)]
         if c.buckets > 1:
             mask = torch.from_numpy(np.isin(np.arange(self.clients), senders))
@@ -86,6 +86,10 @@ class Before:
                 slow.last[k] = a["last_updates"][k], a["last_models"][k]
             slow.buffer[k] = [(self.dw[k, j], self.dg[k, j]) for j in range(self.counts[k])]
         slow.lists = self.lists()
+        clock = slow.clock
+        clock.epoch, clock.rounds, clock.applies = a["clock"].astype(int)
+        clock.last, clock.uploads = np.where(self.seen, a["last_epoch"], np.nan), a["uploads"].astype(int)
+        clock.gone = a["last_epoch"] < 0
         if kind is SlowRows:
             slow.config, slow.clients, slow.centre, slow.rounds = c, self.clients, a["centre"], int(a["rounds"])
         if c.rule != "kinship":

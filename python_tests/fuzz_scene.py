@@ -12,6 +12,7 @@ from secureafl_ext.config import Config
 from secureafl_ext.engines.composed import Composed
 from secureafl_ext.engines.fused import Fused, padded
 from secureafl_ext.engines.kinship import BOUNDS, FusedKinship
+from secureafl_ext.engines.presence import settings_of as of_presence
 
 PER_CLIENT = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
 SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "estimate", "receive")
@@ -34,6 +35,8 @@ def settings_of(dice: Dice, n: int, kin: bool) -> Config:
         store="accepted" if hold else dice.choice(("all", "accepted")),
         factors=dice.choice(("per_client", "pooled")),
         window=dice.choice((1, 2, 5, 40)),
+        expiry=dice.choice((None, 1, 3, 12)),
+        probation=dice.choice((0, 0, 1, 3)),
         filter=dice.chance(0.8),
         estimate=estimate,
         receive=not estimate or dice.chance(0.8),
@@ -46,6 +49,15 @@ def books(dice: Dice, lists: int, room: int) -> dict[str, Tensor]:
     factors = np.where(np.arange(room) < recorded[:, None], np.exp(dice.normal(lists, room)), np.inf)
     counts = torch.from_numpy(dice.numbers.integers(0, 100, 5))
     return {"factors": torch.from_numpy(factors), "recorded": torch.from_numpy(recorded), "counts": counts}
+
+
+def presence(dice: Dice, n: int, seen: Tensor) -> dict[str, Tensor]:
+    """The clock, and uploads of clients that are live, expired, on probation or gone."""
+    epoch = dice.randrange(20)
+    last = torch.from_numpy(dice.numbers.integers(-1, epoch + 1, n))
+    uploads = torch.from_numpy(dice.numbers.integers(0, 6, n))
+    clock = torch.tensor([epoch, dice.randrange(40), dice.randrange(2)])
+    return {"clock": clock, "last_epoch": last * seen, "uploads": uploads * seen}
 
 
 class Scene:
@@ -67,6 +79,7 @@ class Scene:
         model = state.pop("model")
         state |= books(dice, n if c.factors == "per_client" else 1, c.room)
         state["pairs"], state["seen"] = torch.from_numpy(drawn.pairs), torch.from_numpy(dice.bools(n))
+        state |= presence(dice, n, state["seen"])
         rows = dice.choice((2, 3, 5))
         models = torch.from_numpy(dice.normal(rows, d)).float()
         self.now = dice.randrange(rows)
@@ -141,6 +154,7 @@ class Scene:
         args |= {"models": self.models, "seen_factors": e.factors, "recorded": e.recorded, "counts": e.counts}
         args |= {name: getattr(c, name) for name in SETTINGS}
         args |= {"store_all": c.store == "all", "hold": c.on_reject == "hold"}
+        args |= {**e.presence.tensors(), **dict(zip(("expiry", "probation"), of_presence(c), strict=True))}
         if not self.kin:
             args |= {"slots": e.slots, "last": e.last, **dict(zip(PER_CLIENT, e._per_client, strict=True))}
             args["arrived"] = e._arrived
@@ -188,7 +202,7 @@ class Scene:
         error = (self.models.cpu().double() - models).abs()
         need((error <= 1e-4 * (1 + abs(self.config.lr)) * size).all(), "models differ by", error)
         mine, other = self.engine.state(torch.device("cpu")), oracle.state()
-        for name in ("pairs", "seen", "recorded", "met", "rounds"):
+        for name in ("pairs", "seen", "recorded", "met", "rounds", "clock", "last_epoch", "uploads"):
             need(name not in other or torch.equal(mine[name], other[name]), name, mine.get(name), other.get(name))
         need(torch.equal(mine["counts"][:3], other["counts"][:3]), "counts", mine["counts"], other["counts"])
         for name in ("last_updates", "last_models", "kinship", "kin_centre", "factors"):

@@ -4,10 +4,11 @@ from fractions import Fraction
 
 import numpy as np
 import oracles
+from presence_oracle import Clock
 
 SETTING_NAMES = (
     "lr", "memory", "quantile", "max_norm", "trust", "rule", "trim", "store", "pairs", "max_staleness", "factors",
-    "window", "on_reject", "filter", "estimate", "receive",
+    "window", "on_reject", "filter", "estimate", "receive", "expiry", "probation",
 )  # fmt: skip
 
 
@@ -15,6 +16,7 @@ class SlowServer:
     def __init__(self, model, clients, **settings):
         self.__dict__.update(settings)
         self.models = [np.array(model, dtype=np.float64)]
+        self.clock = Clock(clients, self.expiry, self.probation)
         self.last, self.buffer, self.lists = {}, {k: [] for k in range(clients)}, {}
 
     @property
@@ -38,15 +40,21 @@ class SlowServer:
             accepted = accepted or not self.filter
 
         estimates = {k: self.estimated(k, now) for k in self.last if k != client}
-        rows = list(estimates.values()) if self.estimate else []
-        if accepted and self.receive:
+        self.stored = finite and (accepted or self.store == "all")
+        if self.stored:
+            self.clock.stored(client)
+        present = self.clock.present()
+        self.senders = [k for k in estimates if self.estimate and k in present]
+        rows = [estimates[k] for k in self.senders]
+        if accepted and self.receive and client in present:
+            self.senders.append(client)
             rows.append(g)
         direction = self.combine(np.array(rows))
         holds = self.on_reject == "hold" and not accepted
         if self.pairs == "rounds" and not holds:
             for k, row in estimates.items():
                 self.push(k, now - self.last[k][1], row - self.last[k][0])
-        if finite and (accepted or self.store == "all"):
+        if self.stored:
             if not first:
                 self.push(client, w - self.last[client][1], g - self.last[client][0])
             self.last[client] = g, w

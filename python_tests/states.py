@@ -39,7 +39,7 @@ def without_values(mode, *holders):
 
 def never_waits(server, *holders):
     """Rounds of a server whose tensors, and those of holders, have no values: whoever reads one gets an error."""
-    size, dtype = len(server.model), server.dtype
+    size, dtype, holders = len(server.model), server.dtype, (*holders, server._engine.presence)
     with FakeTensorMode() as mode:
         without_values(mode, server, *holders)
         for t in range(2):

@@ -8,7 +8,7 @@ from splits import SETTINGS, history_of_arrivals, replay, start
 from secureafl_ext.engines import sharded
 
 GONE = 2
-SHARED = {"models", "last_models", "counts", "rounds", "version", "stale", "too_soon", "centre", "turns"}
+SHARED = {"models", "last_models", "counts", "rounds", "version", "stale", "too_soon", "centre", "turns", "clock"}
 POOLED = {"factors", "recorded"}  # shared too, where Q is pooled
 
 

@@ -378,7 +378,8 @@ def test_a_client_that_there_is_not_is_refused_by_the_op():
 @pytest.mark.parametrize("n", [9, 70, 300])
 def test_estimates_are_those_that_a_round_takes(device, n, history):
     """Without receiving, the mean of the other clients' estimates is the step."""
-    server = make(device, n, 500, history_dtype=history, rule="mean", receive=False, on_reject="step")
+    settings = {"rule": "mean", "receive": False, "on_reject": "step", "probation": 0}  # all who are seen count
+    server = make(device, n, 500, history_dtype=history, **settings)
     drive((server,), Arrivals(n, 500), 60)
     estimates, seen, model = server.estimates(), server.seen.clone(), server.model.clone()
     assert int(seen.sum()) > 3 and not estimates[~seen].any()

@@ -377,7 +377,7 @@ class Emulated:
         self.run, self.seed = library("kin").kin_step, seed
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
-        state, (lr, quantile, max_norm, *flags), bounds = rest[:11], rest[11:18], rest[18:]
+        state, (lr, quantile, max_norm, *flags), bounds = rest[:14], rest[14:23], rest[23:]
         results = torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=F64), torch.zeros((), dtype=torch.int64)
         tensors = pointers(
             update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state, *results

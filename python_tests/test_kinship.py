@@ -82,17 +82,14 @@ class Twin:
 
     def combine(self, rows):
         last, i = self.slow.last, self.client
-        others = [k for k in last if k != i]
-        accepted = len(rows) > len(others)
+        senders = list(self.slow.senders)
         if len(rows) == 0:
             return np.zeros(SIZE)
-        senders = [*others, i] if accepted else others
         usual = np.median(np.linalg.norm(rows, axis=1))
         known = [k for k in senders if self.met[k] >= KNOWN]
         if 2 * len(known) >= len(senders):  # the others are on probation
             rows, senders = rows[[senders.index(k) for k in known]], known
-        finite = np.isfinite(self.update).all()
-        if i in last and finite and (accepted or self.config.store == "all"):
+        if i in last and self.slow.stored:
             for k, (g, _) in last.items():
                 a, b = (x * min(1, usual / np.linalg.norm(x)) for x in (self.update, g))
                 share = 1 / min(self.met[i] + 1, SPAN)

@@ -45,6 +45,13 @@ INSIDE = {
     "oldest -1": ("oldest", -1, r"oldest must lie in 0 to 2, got -1"),
     "oldest 1e6": ("oldest", 10**6, r"oldest must lie in 0 to 2, got 1000000"),
     "recorded -1e6": ("recorded", -(10**6), r"recorded must lie in 0 to \d+, got -1000000"),
+    "clock -1": ("clock", -1, r"clock must lie in 0 to \d+, got -1"),
+    "clock 2": ("clock", 2, r"the last value of clock must lie in 0 to 1, got 2"),
+    "clock most": ("clock", 2**63 - 1, r"clock must lie in 0 to \d+"),
+    "last_epoch -2": ("last_epoch", -2, r"last_epoch must lie in -1 to \d+, got -2"),
+    "last_epoch huge": ("last_epoch", HUGE, r"last_epoch must lie in -1 to \d+"),
+    "uploads -1": ("uploads", -1, r"uploads must lie in 0 to \d+, got -1"),
+    "uploads most": ("uploads", 2**63 - 1, r"uploads must lie in 0 to \d+"),
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
 }
 # What the host knows everywhere.
@@ -57,6 +64,9 @@ OUTSIDE = {
     "trust -1": ("trust", -1.0, "trust must be 0 or more"),
     "trust nan": ("trust", math.nan, "trust must be 0 or more"),
     "rule": ("rule", "meidan", "rule must be median, trimmed_mean or mean, got 'meidan'"),
+    "expiry 0": ("expiry", 0, "expiry must lie in 1 to"),
+    "probation -1": ("probation", -1, "probation must lie in 0 to"),
+    "clock of others": ("clock", lambda c: c[:2].contiguous(), r"clock must have shape \(3,\)"),
     "span 0": ("span", 0, "span must lie in 1 to"),
     "no room": ("seen_factors", lambda q: q[:, :0].contiguous(), r"seen_factors must have shape \(1, room\)"),
     "two lists": ("seen_factors", lambda q: q[:2].contiguous(), r"seen_factors must have shape \(1, room\)"),

@@ -16,7 +16,7 @@ import secureafl_ext.server
 from secureafl_ext import SecureAFL
 
 SIZE, CLIENTS = 12, 6
-PAPER = {"factors": "pooled", "on_reject": "step", "store": "all"}
+PAPER = {"factors": "pooled", "on_reject": "step", "store": "all", "expiry": None, "probation": 0}
 SETTINGS = {
     "default": {},
     "paper": PAPER,
@@ -28,7 +28,9 @@ SETTINGS = {
     "no pairs": {"memory": 0},
     "trimmed mean": {"rule": "trimmed_mean", "trim": 1},
     "store all": {"store": "all", "on_reject": "step", "quantile": 0.6},
-    "window": {"window": 3},
+    "window": {"window": 1},
+    "memory without an end": {"expiry": None, "probation": 0},
+    "short memory": {"expiry": 2, "probation": 2},
     "tight first clip": {"max_norm": 0.5},
     "fresh only": {"max_staleness": 0},
     "as printed": {"pairs": "rounds"},
@@ -345,6 +347,7 @@ def test_a_forgotten_client_is_a_new_one(name, device):
     del slow.last[3]
     slow.buffer[3] = []
     slow.lists.pop(3, None)
+    slow.clock.forget(3)
     assert server.seen.tolist() == [True, True, True, False, True, True]
     _, flags = drive(server, 60, world=world, slow=slow)
     assert all(ours == theirs for ours, theirs in flags) and server.seen.all()

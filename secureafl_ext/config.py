@@ -37,6 +37,7 @@ REASONS = (
     "rejected: not finite",
 )
 ACCEPTED, FIRST, STEEP, SAME_VERSION, NOT_FINITE = range(len(REASONS))
+GONE = -1  # epoch of the last upload of a client that left
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
 
 
@@ -77,6 +78,8 @@ CHECKS = {
     "remove": Check(number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
     "radius": Check(or_none(number), "None or a positive number", lambda value: value is None or value > 0),
     "iterations": POSITIVE_COUNT,
+    "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
+    "probation": COUNT,
 }
 
 
@@ -147,6 +150,12 @@ class Config:
     """Clipping radius of centered_clip. None: the median distance to the center."""
     iterations: int = 2
     """Iterations of centered_clip."""
+    expiry: int | None = 12
+    """A client's remembered update counts until the client has been silent for this many epochs. An epoch ends when
+    half of the clients that count have uploaded: after some 0.7 n rounds. None: for ever, as in the paper."""
+    probation: int = 3
+    """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
+    first on, as in the paper."""
 
     def __post_init__(self) -> None:
         is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too

@@ -73,35 +73,27 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   const double* judged = sums + n;
   const ClientState before = client_state(r);
   const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
-  int64_t known_less_new = 0;  // over the other clients: 1 for each known one, -1 for each one on probation
-  SECUREAFL_NO_UNROLL
-  for (int k = team.rank(); k < n; k += Team::kSize) {
-    if (k != before.client && r.seen[k]) known_less_new += is_known(r, k) ? 1 : -1;
-  }
-  int64_t counted[] = {part.below, part.all, known_less_new};
+  int64_t counted[] = {part.below, part.all, census_of_others(team, r.presence, r.seen, n, before.client)};
   totals(team, counted, table);
   if (team.rank() == 0) {
-    out->verdict = decide(r, before, judged, {counted[0], counted[1]});
-    const int own = out->verdict.received ? (is_known(r, before.client) ? 1 : -1) : 0;
-    table.shared_results[2] = static_cast<double>(counted[2] + own);
+    out->verdict = decide(r, before, judged, {counted[0], counted[1], counted[2]});
     ++*r.rounds;
   }
   team.sync();
 
   const Verdict v = out->verdict;
   const double square = v.stored ? v.g_square : 0;  // an update that is not stored takes no part and may be NaN
-  // If at least half of the clients are known, the others are left out.
-  const bool probation = table.shared_results[2] >= 0;
+  int64_t known_less_new = 0;  // over the clients that count: 1 for each known one, -1 for each other
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const bool is_client = k == v.client, present = is_client ? v.received : r.seen[k];
-    const bool takes_part = present && (is_known(r, k) || !probation);
+    const bool is_client = k == v.client, present = is_client ? v.received : r.presence.counts(r.seen[k], k);
+    if (present) known_less_new += is_known(r, k) ? 1 : -1;
     const double last = r.products[k * r.n + k];
     sums[k] = v.stored ? sums[k] * v.clip : 0;
     table.lengths[k] = sqrt(last);
     table.norms[k] = is_client ? sqrt(square) : table.lengths[k];
-    table.flags[k] = takes_part ? Table::kTakesPart : 0;
-    // The median norm includes clients on probation: fast attackers become known first.
+    table.flags[k] = !present ? 0 : is_known(r, k) ? Table::kTakesPart : Table::kUnknown;
+    // The median norm includes clients that are not known yet: fast attackers become known first.
     table.values[k] = present ? table.norms[k] : INFINITY;
   }
   team.sync();
@@ -112,12 +104,20 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   for (int k = team.rank(); k < n && v.stored; k += Team::kSize) {
     r.products[v.client * r.n + k] = r.products[k * r.n + v.client] = k == v.client ? square : sums[k];
   }
-  const bool met_any = total(team, met, table) > 0;
+  int64_t balance[] = {met, known_less_new};
+  totals(team, balance, table);
   if (team.rank() == 0) {
-    r.met[v.client] += met_any;
+    r.met[v.client] += balance[0] > 0;
     if (v.stored) r.seen[v.client] = true;
+    table.shared_results[2] = static_cast<double>(balance[1]);
   }
   team.sync();
+  // If at least half of the clients are known, the others are left out.
+  const bool probation = table.shared_results[2] >= 0;
+  SECUREAFL_NO_UNROLL
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    if (table.flags[k] == Table::kUnknown) table.flags[k] = probation ? 0 : Table::kTakesPart;
+  }
   select_clients(team, r, table, table.shared_results + 2);
   // median_norm is that of all clients: attackers may be the majority of the kept ones.
   weigh_rows(team, r, table, median_norm, out);

@@ -13,9 +13,10 @@ namespace secureafl::SECUREAFL_KIND {
 template <typename Device>
 Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
                  int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen, Tensor products,
-                 Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor seen_factors, Tensor recorded,
-                 Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
-                 bool hold, int64_t span, int64_t known, double kin, double crowd, double turned, double least,
+                 Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor clock, Tensor last_epoch,
+                 Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor counts, double lr, double quantile,
+                 double max_norm, bool filter, bool receive, bool store_all, bool hold, int64_t expiry,
+                 int64_t probation, int64_t span, int64_t known, double kin, double crowd, double turned, double least,
                  double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
@@ -32,6 +33,8 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   check.state("met", met, ScalarType::Long, "(n,)", {n});
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   check.state("rounds", rounds, ScalarType::Long, "()", {});
+  const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
+  presence.check<Device>(check, n);
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
   arrival.check<Device>(check, op, n);
@@ -44,6 +47,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
                              span_of("centre", centre, true),
                              span_of("rounds", rounds, true)};
   arrival.add_spans(spans);
+  presence.add_spans(spans);
   check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
@@ -60,6 +64,7 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.n = n;
   r.seen = mutable_data<bool>(seen);
+  r.presence = presence.view();
   r.last_updates = mutable_data<float>(last_updates);
   r.last_models = mutable_data<float>(last_models);
   r.products = mutable_data<double>(products);

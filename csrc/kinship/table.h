@@ -21,7 +21,7 @@ struct Table {
   double* shared_results;   // (kFound): results of one thread, read by all
   uint8_t* flags;           // (n): bits of the enum below
 
-  enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8 };
+  enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8, kUnknown = 16 };
 
   SECUREAFL_FN Table(double* at, int64_t n)
       : norms(at),

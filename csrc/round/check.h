@@ -55,6 +55,40 @@ struct Clients {
   }
 };
 
+// Tensors and settings that decide which clients count.
+struct PresenceState {
+  const Tensor &clock, &last_epoch, &uploads;
+  int64_t expiry, probation;
+
+  template <typename Device>
+  void check(const Check& check, int64_t n) const {
+    check.state("clock", clock, ScalarType::Long, "(3,)", {3});
+    check.state("last_epoch", last_epoch, ScalarType::Long, "(n,)", {n});
+    check.state("uploads", uploads, ScalarType::Long, "(n,)", {n});
+    check.within("expiry must lie in", expiry, 1, INT64_MAX);
+    check.within("probation must lie in", probation, 0, INT64_MAX);
+    if constexpr (Device::kHostReads) {
+      const int64_t* now = data<int64_t>(clock);
+      for (int i = 0; i < 2; ++i) check.within("clock must lie in", now[i], 0, INT64_MAX - 1);
+      check.within("the last value of clock must lie in", now[2], 0, 1);
+      for (int64_t k = 0; k < n; ++k) {
+        check.within("last_epoch must lie in", data<int64_t>(last_epoch)[k], kGone, now[0]);
+        check.within("uploads must lie in", data<int64_t>(uploads)[k], 0, INT64_MAX - 1);
+      }
+    }
+  }
+
+  void add_spans(std::vector<Span>& spans) const {
+    spans.insert(spans.end(), {span_of("clock", clock, true), span_of("last_epoch", last_epoch, true),
+                               span_of("uploads", uploads, true)});
+  }
+
+  Presence view() const {
+    return {expiry, probation, mutable_data<int64_t>(clock), mutable_data<int64_t>(last_epoch),
+            mutable_data<int64_t>(uploads)};
+  }
+};
+
 inline void check_client(const char* op, const Tensor& client, int64_t n) {
   const int64_t given = *data<int64_t>(client);
   if (given < 0 || given >= n) refuse(op, "client must lie in 0..", n - 1, ", got ", given);

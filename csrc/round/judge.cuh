@@ -17,7 +17,7 @@ __device__ inline Tally block_tally(const Tally& tally) {
   __shared__ Tally parts[kWarps];
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const auto sum_of = [&](int64_t value) { return cg::reduce(warp, value, cg::plus<int64_t>()); };
-  const Tally part{sum_of(tally.below), sum_of(tally.all)};
+  const Tally part{sum_of(tally.below), sum_of(tally.all), sum_of(tally.others)};
   if (warp.thread_rank() == 0) parts[warp.meta_group_rank()] = part;
   __syncthreads();
   Tally sum{};
@@ -25,6 +25,7 @@ __device__ inline Tally block_tally(const Tally& tally) {
   for (int i = 0; i < kWarps; ++i) {
     sum.below += parts[i].below;
     sum.all += parts[i].all;
+    sum.others += parts[i].others;
   }
   return sum;
 }
@@ -40,7 +41,8 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   __shared__ FactorList lists[kMaxClients];
   FactorWalk<JudgeTeam, kBatch> walk(JudgeTeam(), r, before);
   walk.fetch();  // the loads overlap with the sums below
-  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists),
+              census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client)};
   double sums[kSums] = {};
   SECUREAFL_NO_UNROLL
   for (int b = threadIdx.x; b < gridDim.x; b += kJudgeThreads) {

@@ -37,9 +37,10 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down, by less than 1
   v.reason = judge(sums, known, r.filter, exceeds_quantile(tally, r.quantile, rounding));
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
-  v.received = accepted && r.receive;
   v.steps = accepted || !r.hold;
   v.stored = r.store_all ? finite : accepted;
+  if (v.stored) count_upload(r.presence, v.client, tally.others);
+  v.received = accepted && r.receive && r.presence.counts(true, v.client);  // an accepted update is stored
   v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
   v.g_square = sums[kGG] * v.clip * v.clip;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/chunks_cpu.h"
+#include "common/team.h"
 #include "round/judge.h"
 #include "round/quantile.h"
 
@@ -47,7 +48,9 @@ inline std::vector<double> update_sums(const Round& r) {
 inline Verdict judge_update(const Round& r, const double* sums) {
   const ClientState before = client_state(r);
   const double factor = factor_of(before, sums);
-  return decide(r, before, sums, tally_of(r, before, factor));
+  Tally tally = tally_of(r, before, factor);
+  tally.others = census_of_others(Solo(), r.presence, r.seen, r.n, before.client);
+  return decide(r, before, sums, tally);
 }
 
 }  // namespace secureafl::cpu

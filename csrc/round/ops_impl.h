@@ -33,9 +33,10 @@ template <typename Device>
 Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update, const Tensor& client,
               const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
               Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest,
-              Tensor seen, Tensor seen_factors, Tensor recorded, Tensor counts, Tensor arrived, double lr,
-              double quantile, double max_norm, double trust, StringHandle rule_name, int64_t trim, bool filter,
-              bool estimate, bool receive, bool store_all, bool hold) {
+              Tensor seen, Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
+              Tensor counts, Tensor arrived, double lr, double quantile, double max_norm, double trust,
+              StringHandle rule_name, int64_t trim, bool filter, bool estimate, bool receive, bool store_all, bool hold,
+              int64_t expiry, int64_t probation) {
   const std::string rule = take_string(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -53,6 +54,8 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
+  const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
+  presence.check<Device>(check, n);
   check.state("arrived", arrived, ScalarType::Int, "()", {});
   check.trust(trust);
   if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
@@ -73,6 +76,7 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
                                span_of("changes", buffers->changes, true)});
   }
   arrival.add_spans(spans);
+  presence.add_spans(spans);
   check.no_overlap(spans);
 
   const Device device(models);
@@ -86,6 +90,7 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
   clients.fill(n, m, r);
+  r.presence = presence.view();
   r.tiles = tiles;
   r.columns = columns;
   r.half = half;

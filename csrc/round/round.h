@@ -4,6 +4,7 @@
 
 #include "common/host_device.h"
 #include "lbfgs/lbfgs.h"
+#include "round/presence.h"
 #include "round/verdict.h"
 #include "rules/rank.h"
 
@@ -23,7 +24,7 @@ namespace secureafl::SECUREAFL_KIND {
 struct Verdict {
   int32_t client;  // sender of the update
   Reason reason;
-  bool received;  // the update takes part in the rule
+  bool received;  // the update takes part in the rule: accepted, and its client counts
   bool steps;     // the model takes a step
   bool stored;    // the update replaces the last one of the client
   bool pushed;    // its pair is stored in `slot`
@@ -62,6 +63,7 @@ struct Round {
   int64_t* pairs;        // (n)
   int64_t* oldest;       // (n)
   bool* seen;            // (n)
+  Presence presence;     // which clients count
   double* seen_factors;  // (lists, room): each list is a ring buffer
   int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
@@ -74,7 +76,7 @@ struct Round {
   SECUREAFL_BOTH int64_t planes() const { return 2 * m; }
   // True if row k takes part in the rule.
   SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const {
-    return k == v.client ? v.received : estimate && seen[k];
+    return k == v.client ? v.received : estimate && presence.counts(seen[k], k);
   }
 };
 

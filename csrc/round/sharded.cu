@@ -37,7 +37,8 @@ static __global__ void add_up_kernel(const double* judged, int blocks, double* o
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
   __shared__ FactorList lists[kMaxClients];
   const ClientState before = client_state(r);
-  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists),
+              census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client)};
   __syncthreads();
   for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
     walk.fetch();

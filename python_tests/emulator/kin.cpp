@@ -30,10 +30,12 @@ extern "C" void kin_step(void** at, const int64_t* whole, const double* real, un
   KinRound r{};
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
   tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products), tensor(r.means), tensor(r.met);
-  tensor(r.centre), tensor(r.rounds), tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts);
+  tensor(r.centre), tensor(r.rounds), tensor(r.presence.clock);
+  tensor(r.presence.last_epoch), tensor(r.presence.uploads), tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts);
   tensor(r.accepted), tensor(r.factor), tensor(r.reason);
   r.n = whole[0], r.d = whole[1], r.lists = whole[2], r.room = whole[3];
   r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];
+  r.presence.expiry = whole[8], r.presence.probation = whole[9];
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
   r.d % 4 == 0 ? run<4>(r, seed) : run<1>(r, seed);

@@ -20,8 +20,9 @@ from torch import Tensor
 from . import tensor_file
 from .tensor_file import Reader
 
-FORMAT, SHARDED_FORMAT = 3, 4
+FORMAT, SHARDED_FORMAT = 5, 6
 WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
+SHARDED_FORMATS = (SHARDED_WITHOUT_DIGEST, 4, SHARDED_FORMAT)  # 3 and 4 have no presence of clients
 MOST_SHARDS = 4096
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and leading shape of each tensor
 
@@ -144,17 +145,17 @@ def _about(file: Reader) -> tuple[dict[str, Any], dict[str, str | None]]:
         )
     about = file.parse(header)
     got = about.pop("format", None)
-    if type(got) is not int or got not in (WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST, FORMAT, SHARDED_FORMAT):
+    if type(got) is not int or not WITHOUT_DIGEST <= got <= SHARDED_FORMAT:
         expected = f"{WITHOUT_DIGEST} to {SHARDED_FORMAT}"
         raise ValueError(f"SecureAFL.load: {path} must have format {expected}, got {str(got)[:40]}")
     if (file.digest is None) != (got in (WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST)):
         file.refuse(f"format {got} must come {'with' if file.digest is None else 'without'} a digest")
-    if (got in (SHARDED_FORMAT, SHARDED_WITHOUT_DIGEST)) != ("shards" in about):
+    if (got in SHARDED_FORMATS) != ("shards" in about):
         file.refuse(f"format {got} must come {'without' if 'shards' in about else 'with'} shards")
     shards = about.pop("shards", None)
     if shards is None:
         return about, {}
-    return about, _checked_shards(file, shards, got == SHARDED_FORMAT)
+    return about, _checked_shards(file, shards, got != SHARDED_WITHOUT_DIGEST)
 
 
 def _checked_shards(file: Reader, shards: Any, digests: bool) -> dict[str, str | None]:

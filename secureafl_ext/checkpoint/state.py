@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..config import CHECKS, COUNTS, Config, is_rule
+from ..config import CHECKS, COUNTS, GONE, Config, is_rule
 from ..rules.row_rules import MAX_SQUARE
 from ..validation import MOST, converted, describe, name_of, shown, whole
 
+PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
 CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # Fused computes them if one is missing
 
@@ -61,6 +62,9 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "recorded": Entry((lists,), i64, *count),
         "counts": Entry((len(COUNTS),), i64, *count),
         "turns": Entry((n,), i64, *count),
+        "clock": Entry((3,), i64, "0 or more, and 0 or 1 at the end", lambda t: count[1](t) and int(t[2]) <= 1),
+        "last_epoch": Entry((n,), i64, "-1 or more", _within(GONE, MOST)),
+        "uploads": Entry((n,), i64, *count),
     }
     if config.row_wise:
         entries |= {
@@ -94,6 +98,7 @@ def check(
     if not isinstance(state, Mapping):
         raise ValueError(f"{caller}: state must be a dict, got {type(state).__name__}")
     entries = table(config, clients, size)
+    state = _with_presence(state, config, clients)
     missing = required(config, entries) - set(state)
     if missing:
         raise ValueError(f"{caller}: state must have {', '.join(sorted(missing))}, got none")
@@ -113,6 +118,7 @@ def check(
     latest = int(tensors["turns"].max())
     if latest > numbers["version"]:
         raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
+    _check_presence(caller, tensors)
     return {name: tensor.detach() for name, tensor in tensors.items()}, numbers
 
 
@@ -151,7 +157,10 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
 def _upgraded(
     tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Files of formats 1 and 2 have no turns and lack two settings: their server always had the paper's values."""
+    """Files of formats 1 to 4 lack the settings of presence, those of 1 and 2 also turns and two more settings: their
+    server always had the paper's values."""
+    if "expiry" not in about["config"]:
+        about = {**about, "config": {**about["config"], "expiry": None, "probation": 0}}
     if "factors" in about["config"]:
         return tensors, about
     tensors = {name: t[None] if name in ("factors", "recorded") else t for name, t in tensors.items()}
@@ -159,6 +168,15 @@ def _upgraded(
         tensors["turns"] = torch.zeros(len(tensors["pairs"].view(-1)), dtype=torch.int64)
     config = {"factors": "pooled", "on_reject": "step", **about["config"]}
     return tensors, {**about, "config": config, "state": {"too_soon": 0, **about["state"]}}
+
+
+def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    """A state of an earlier version: all its clients have just uploaded, and are past their probation."""
+    seen = state.get("seen")
+    if any(name in state for name in PRESENCE) or not isinstance(seen, Tensor) or seen.shape != (clients,):
+        return state
+    clock, last_epoch = torch.zeros(3, dtype=torch.int64), torch.zeros(clients, dtype=torch.int64)
+    return {**state, "clock": clock, "last_epoch": last_epoch, "uploads": seen.bool().long() * config.probation}
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:
@@ -189,6 +207,17 @@ def _check_factors(caller: str, factors: Tensor, recorded: Tensor, config: Confi
     taken = torch.arange(room, device=recorded.device) < recorded[..., None]
     if not torch.equal(factors.isfinite().to(taken.device), taken.expand(factors.shape)):
         raise ValueError(f"{caller}: factors must be `recorded` finite values per list, then inf, got other values")
+
+
+def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:
+    """Nobody uploaded in an epoch to come, and who has no history has uploaded nothing."""
+    epoch, latest = int(tensors["clock"][0]), int(tensors["last_epoch"].max())
+    if latest > epoch:
+        raise ValueError(f"{caller}: last_epoch must be at most the epoch of clock, {epoch}, got {latest}")
+    unseen = ~tensors["seen"].cpu()
+    for name in ("uploads", "last_epoch"):
+        if (tensors[name].cpu()[unseen] > 0).any():
+            raise ValueError(f"{caller}: {name} must be 0 or less for clients that are not seen, got other values")
 
 
 def _within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:

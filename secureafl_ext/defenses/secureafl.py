@@ -30,10 +30,13 @@ def variant(about: str, **fixed: object) -> Defense:
 VARIANTS = {
     "secureafl": variant("Lipschitz filter, estimates of absent clients, coordinate-wise median"),
     "secureafl-paper": variant(
-        "as the paper prints it: one quantile over all uploads; a rejected upload is stored, and the model still steps",
+        "as the paper prints it: one quantile over all uploads, memory without an end; "
+        "a rejected upload is stored, and the model still steps",
         factors="pooled",
         on_reject="step",
         store="all",
+        expiry=None,
+        probation=0,
     ),
     "secureafl-kin": variant(
         "drops groups of clients that are too similar over time or oppose all others; mean of the rest",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..rules.kinship import Kinship
+from .presence import Presence
 
 Outcome = tuple[Tensor, Tensor, Tensor]  # accepted () bool, factor () float64 or NaN, index of the reason () int64
 
@@ -16,11 +17,13 @@ class Engine(Protocol):
 
     factors, recorded: Q, the Lipschitz factors that the filter compares with (quantile.py)
     counts: (5) int64, in the order of config.COUNTS
+    presence: which clients count
     """
 
     factors: Tensor
     recorded: Tensor
     counts: Tensor
+    presence: Presence
 
     @property
     def seen(self) -> Tensor:

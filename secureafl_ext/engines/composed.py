@@ -10,6 +10,7 @@ from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
 from .base import Outcome
 from .history import History
+from .presence import Presence
 from .quantile import empty_factors, factor_weights, forget_factors, most_below
 from .row_wise import RowWise
 
@@ -22,6 +23,7 @@ class Composed:
         self.history = History(clients, config.memory, size, config.dtype, device)
         self.factors, self.recorded = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
+        self.presence = Presence(config, clients, device)
         self.rows = RowWise(config, clients, size, device) if config.row_wise else None
         self._clients = torch.arange(clients, device=device).split(1)
 
@@ -35,6 +37,7 @@ class Composed:
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
+        own |= self.presence.tensors()
         return {**own, **self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
 
     @property
@@ -59,13 +62,15 @@ class Composed:
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
         steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
+        self.presence.count_upload(number, stored, self.seen)
+        present = self.presence.mask(self.seen.index_fill(0, number, True))
+        taken = accepted & self.config.receive & present.index_select(0, number)[0]
         if not self.config.estimate:
-            direction, status = torch.where(accepted, update, 0), torch.zeros_like(self.history.pairs)
+            direction, status = torch.where(taken, update, 0), torch.zeros_like(self.history.pairs)
         elif self.rows:
-            taken = accepted & self.config.receive
-            direction, status = self.rows.aggregate(number, update, model, taken, stored, steps, self.history)
+            direction, status = self.rows.aggregate(number, update, model, taken, stored, steps, self.history, present)
         else:
-            direction, status = self._aggregate(int(client), update, model, accepted)
+            direction, status = self._aggregate(int(client), update, model, taken, present)
         if self.config.pairs == "rounds":
             self._push_estimates(number, model, steps)
         self.history.remember(number, update, trained_on, stored)
@@ -77,6 +82,7 @@ class Composed:
 
     def forget(self, client: int) -> None:
         self.history.forget(client)
+        self.presence.forget(client)
         forget_factors(self.factors, self.recorded, client)
         if self.rows:
             self.rows.forget(client)
@@ -121,11 +127,12 @@ class Composed:
         self.recorded.index_add_(0, rows, when.long().reshape(1))
         return steep
 
-    def _aggregate(self, client: int, update: Tensor, model: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    def _aggregate(
+        self, client: int, update: Tensor, model: Tensor, taken: Tensor, present: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(the direction to step along, the status of each client's correction)"""
         c = self.config
-        taken = accepted if c.receive else torch.zeros_like(accepted)
-        past = self.history.tensors().values()
+        past = {**self.history.tensors(), "seen": present}.values()
         return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)
 
     def _push_estimates(self, client: Tensor, model: Tensor, steps: Tensor) -> None:

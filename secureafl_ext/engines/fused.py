@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import _C
 from ..config import COUNTS, Config
 from .base import Outcome
+from .presence import Presence, settings_of
 from .quantile import empty_factors, forget_factors
 
 step = torch.ops.secureafl.step_.default  # the overload itself: looking it up costs some 10 us a call
@@ -74,9 +75,10 @@ class Fused:
         c = config
         carried = self.scales, self.gram, self.along, self.weights, self.status
         self._per_client = *carried, self.pairs, self.oldest, self.seen
-        self._past = self.slots, self.last, *self._per_client
+        self.presence = Presence(config, n, device)
+        self._past = self.slots, self.last, *self._per_client, *self.presence.tensors().values()
         flags = c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim, *flags
+        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim, *flags, *settings_of(c)
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
@@ -101,6 +103,7 @@ class Fused:
         for rows in self._per_client:
             rows[client] = 0
         self.scales[client] = 1
+        self.presence.forget(client)
         forget_factors(self.factors, self.recorded, client)
 
     def number_of(self, client: int) -> Tensor:
@@ -123,6 +126,7 @@ class Fused:
             "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
             "dg": torch.stack([self._rows(self.slots, ages[:, j]).to(device) for j in range(m)], 1),
             **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
+            **{name: tensor.to(device, copy=True) for name, tensor in self.presence.tensors(n).items()},
         }
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
@@ -134,6 +138,8 @@ class Fused:
             self.factors = torch.empty_like(state["factors"], device=self.factors.device)
         self.factors[:n] = state["factors"].to(self.factors.device)
         self.recorded[:n] = state["recorded"].to(self.recorded.device)
+        for name, tensor in self.presence.tensors(n).items():
+            tensor.copy_(state[name])
         for name in _PER_CLIENT if carried else ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
         if not carried:  # reorder the slots: the oldest pair comes first

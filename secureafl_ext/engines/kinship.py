@@ -8,6 +8,7 @@ from ..config import Config
 from ..rules import kinship
 from .base import Outcome
 from .composed import Composed
+from .presence import settings_of
 
 step = torch.ops.secureafl.kin_step_.default  # the overload itself: looking it up costs some 10 us a call
 
@@ -31,9 +32,10 @@ class FusedKinship(Composed):
         h, rows, c = self.history, self.rows, config
         assert rows and rows.kinship  # rule="kinship"
         kin = rows.kinship
-        self._past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, kin.centre, rows.rounds
+        past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, kin.centre, rows.rounds
+        self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.lr, c.quantile, c.max_norm, *flags, *BOUNDS
+        self._settings = c.lr, c.quantile, c.max_norm, *flags, *settings_of(c), *BOUNDS
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Collective calls. "refuse" is sent by a rank whose call raised an error before it changed anything.
-CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse")
+CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse", "leave")
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
 SLICED = ("models", "last_updates", "last_models", "dw", "dg")  # tensors of a state that are split over the ranks
 

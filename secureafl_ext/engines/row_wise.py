@@ -53,11 +53,12 @@ class RowWise:
         stored: Tensor,
         steps: Tensor,
         history: History,
+        present: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """(the direction to step along (d), the status of each client's correction (n)). Call before history.remember.
 
         client: (1) int64    taken, stored: () bool, whether the update takes part in this round, and in later ones
-        steps: () bool, whether the model will step along the direction
+        steps: () bool, whether the model will step along the direction    present: (n) bool, clients that count
         """
         update = torch.where(taken | stored, update, 0)  # NaN * 0 is NaN: a row that is not finite must not be there
         corrected = self.config.memory > 0 and self.config.trust > 0
@@ -65,7 +66,7 @@ class RowWise:
         products = inner(rows, rows) if corrected else self.products
         along, square = inner(rows, update), update.double() @ update.double()
         products = _replaced(products, client, along, square)
-        mask = history.seen.index_copy(0, client, taken[None]) & (products.diagonal() <= MAX_SQUARE)
+        mask = present.index_copy(0, client, taken[None]) & (products.diagonal() <= MAX_SQUARE)
         clip = None
         if self.kinship:
             norms = products.diagonal().sqrt()
@@ -91,7 +92,7 @@ class RowWise:
             direction += of_centre * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
-        status = self._status(client, rows, history) if corrected else torch.zeros_like(history.pairs)
+        status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
 
     def _weights(
@@ -126,14 +127,14 @@ class RowWise:
         estimates = history.estimates(model, self.config.trust)
         return torch.where(estimates.isfinite().all(1, keepdim=True), estimates, history.last_updates)
 
-    def _status(self, client: Tensor, rows: Tensor, history: History) -> Tensor:
+    def _status(self, client: Tensor, rows: Tensor, history: History, present: Tensor) -> Tensor:
         """(n) indices into ops.STATUS, derived from the estimates: no op returns both."""
         length = row_norms(rows - history.last_updates)
         most = self.config.trust * row_norms(history.last_updates)
         absent, no_pairs, plain, capped, fallback = range(len(ops.STATUS))
         status = torch.where(length == 0, fallback, torch.where(length >= AT_THE_CAP * most, capped, plain))
         status = torch.where(history.pairs > 0, status, no_pairs)
-        return torch.where(history.seen, status, absent).index_fill(0, client, absent)
+        return torch.where(present, status, absent).index_fill(0, client, absent)
 
 
 def inner(rows: Tensor, others: Tensor) -> Tensor:

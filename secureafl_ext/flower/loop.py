@@ -73,6 +73,7 @@ class Loop:
         self._asked = -math.inf  # time of the last pull: a reply pulled then is not late, however busy the server is
         self._inbox = Inbox()
         self._waiting: set[int] = set()  # nodes that wait for a slot
+        self._missing: set[int] = set()  # nodes that were present when the checkpoint was written, not seen since
         self._next_look = -math.inf
         self._written: tuple[int, ArrayRecord | None] = -1, None  # version, and its model as a record
         if self.path and self.path.exists():
@@ -111,6 +112,9 @@ class Loop:
 
     def _update_nodes(self) -> None:
         nodes = list(self.grid.get_node_ids())
+        for node in self._missing.difference(nodes):
+            self._stop_counting(node)
+        self._missing = set()
         for node in set(self.slots.present).difference(nodes):
             self._left(node)
         for node in nodes:
@@ -137,9 +141,15 @@ class Loop:
         """Its open message is dropped: a later reply to it is ignored."""
         self._record("left", node, reason)
         self.slots.leave(node)
+        self._stop_counting(node)
         self.turns.left(node)
         self.answers.pop(node, None)
         self.open = {message: sent for message, sent in self.open.items() if sent.node != node}
+
+    def _stop_counting(self, node: int) -> None:
+        """The node's last update stops pulling the model. A server without `leave` keeps none that could."""
+        if hasattr(self.server, "leave"):
+            self.server.leave(self.slots.of[node])
 
     def _send_due(self) -> None:
         for node in self.turns.ask(time.monotonic()):
@@ -272,6 +282,7 @@ class Loop:
         self.slots.of = state.slots
         # All nodes are away until they are seen again; those that were away before come first.
         self.slots.away = dict.fromkeys([*state.away, *state.slots])
+        self._missing = set(state.slots).difference(state.away)
         self.tally = state.tally
         logger.info("continued from checkpoint %s at version %d", path, self.server.version)
 

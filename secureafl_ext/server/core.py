@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..config import COUNTS, Config
 from ..engines import check_engine, make_engine, too_large
+from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks
 from ..engines.sharded import Sharded
@@ -87,10 +88,16 @@ class ServerCore:
 
     def stats(self) -> dict[str, int]:
         """Counts since the start: rounds accepted, rejected, and rejected as non_finite; corrections capped, and
-        corrections given up (fallbacks); submissions refused without a round: stale, too_soon."""
+        corrections given up (fallbacks); submissions refused without a round: stale, too_soon.
+
+        And now: clients with a history that count (present), that do not yet (on_probation), and that do not because
+        they have been silent too long or have left (expired).
+        """
         with self._ordered():
             counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
-            return {**counts, "stale": self._stale, "too_soon": self._too_soon}
+            live = self._engine.presence.live(self._engine.seen)
+            clients = presence_counts(self._engine.presence.mask(live), live, self._engine.seen)
+            return {**counts, "stale": self._stale, "too_soon": self._too_soon, **clients}
 
     # The calls below are for analysis, metrics and attacks. No round needs them.
 
@@ -98,6 +105,12 @@ class ServerCore:
     def seen(self) -> Tensor:
         """(n) bool: clients with a history."""
         return self._engine.seen[: self.clients]
+
+    @property
+    def present(self) -> Tensor:
+        """(n) bool: clients that count in the aggregate: seen, not expired, past their probation."""
+        with self._ordered():
+            return self._engine.presence.mask(self._engine.seen)[: self.clients]
 
     @property
     def kinship(self) -> Tensor | None:

@@ -8,6 +8,8 @@ from .receipt import Receipt
 
 
 class Server(Protocol):
+    """Optional: `leave(client: int)`: what is remembered of the client counts no more until it uploads again."""
+
     version: int
     clients: int
 

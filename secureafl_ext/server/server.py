@@ -29,7 +29,7 @@ class SecureAFL(CheckpointedServer):
     arrival.
 
     process_group: splits the coordinates over its ranks. Each rank has its slice of the model and of every update
-    (`shard` gives it). All ranks make the same calls in the same order. Construction, submit, forget, estimates,
+    (`shard` gives it). All ranks make the same calls in the same order. Construction, submit, forget, leave, estimates,
     state_dict, load_state_dict, save and load are collective: they wait for all ranks, and an error on one rank is an
     error on all.
     """
@@ -61,6 +61,8 @@ class SecureAFL(CheckpointedServer):
         remove: float = 0.25,
         radius: float | None = None,
         iterations: int = 2,
+        expiry: int | None = 12,
+        probation: int = 3,
         process_group: "torch.distributed.ProcessGroup | None" = None,
     ):
         arguments = locals()
@@ -143,6 +145,18 @@ class SecureAFL(CheckpointedServer):
                     raise ValueError(f"SecureAFL.forget: client must lie in 0..{self.clients - 1}, got {client}")
             self._agree("forget", {"client": index(client), "version": self.version})
             self._engine.forget(index(client))
+
+    def leave(self, client: int) -> None:
+        """The client has left: its remembered update counts no more. What is kept of it stays.
+
+        When it uploads again, it is recognized, and must pass its probation again (see `probation`).
+        """
+        with self._ordered():
+            with self._notify_peers:
+                if not 0 <= index(client) < self.clients:
+                    raise ValueError(f"SecureAFL.leave: client must lie in 0..{self.clients - 1}, got {client}")
+            self._agree("leave", {"client": index(client), "version": self.version})
+            self._engine.presence.leave(index(client))
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
         """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors and are not checked.

@@ -1,0 +1,83 @@
+"""Presence: which clients count in the aggregate. The fused rounds do the same in C++ (csrc/round/presence.h).
+
+A remembered update pulls in every later round, so a client that sends one and then stays silent would pull for ever.
+A client counts only if it is live (it uploaded within the last `expiry` epochs) and past its probation (it has at least
+`probation` stored uploads).
+
+The clock counts epochs, not rounds: otherwise a client that uploads often could age the others. An epoch ends when half
+of the clients that count have uploaded in it. So fewer than half of them cannot end it alone. Only a stored upload
+moves the clock: a rejected one ages nobody.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..config import GONE, Config
+
+STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise half of them could stop it
+NEVER = 2**63 - 1  # expiry=None, in epochs
+
+
+class Presence:
+    """clock: (3) int64: the epoch, stored uploads in it, and whether probation applies (0 or 1)
+    last_epoch: (n) int64, the epoch of each client's last stored upload; GONE if it left since
+    uploads: (n) int64, stored uploads of each client since its first contact, or since it left
+
+    Probation applies while at least three quarters of the live clients are past it. Otherwise a new server would learn
+    nothing, and clients that upload often would be the only ones that count until the others have uploaded as often. A
+    share f of attackers that pass it first is at most f / 0.75 of the clients that count.
+    """
+
+    def __init__(self, config: Config, clients: int, device: torch.device):
+        self.expiry, self.probation = settings_of(config)
+        self.clock = torch.zeros(3, dtype=torch.int64, device=device)
+        self.last_epoch = torch.zeros(clients, dtype=torch.int64, device=device)
+        self.uploads = torch.zeros(clients, dtype=torch.int64, device=device)
+
+    def tensors(self, clients: int | None = None) -> dict[str, Tensor]:
+        """In the order of the ops' arguments; of the first `clients` clients."""
+        return {"clock": self.clock, "last_epoch": self.last_epoch[:clients], "uploads": self.uploads[:clients]}
+
+    def count_upload(self, client: Tensor, stored: Tensor, seen: Tensor) -> None:
+        """Move the clock if an upload of client (1) is stored. stored: () bool    seen: (n) bool, before this upload"""
+        epoch, rounds, _ = self.clock.unbind()
+        self.uploads.index_add_(0, client, stored.long()[None])
+        before = self.last_epoch.index_select(0, client)
+        self.last_epoch.index_copy_(0, client, torch.where(stored, epoch, before))
+        live = self.live(seen.index_fill(0, client, True))
+        current, past = live & (self.last_epoch == epoch), self.uploads >= self.probation
+        applies = 4 * (live & past).sum() >= 3 * live.sum()
+        count, done = (torch.where(applies, (those & past).sum(), those.sum()) for those in (live, current))
+        ends = (2 * done >= count) | (rounds + 1 >= STALL * count)
+        after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
+        self.clock.copy_(torch.where(stored, after, self.clock))
+
+    def live(self, seen: Tensor) -> Tensor:
+        """(n) bool: clients of `seen` (n) that have uploaded within the last `expiry` epochs."""
+        return seen & (self.last_epoch != GONE) & (self.clock[0] - self.last_epoch <= self.expiry)
+
+    def mask(self, seen: Tensor) -> Tensor:
+        """(n) bool: clients of `seen` (n) that count."""
+        return self.live(seen) & ((self.uploads >= self.probation) | (self.clock[2] == 0))
+
+    def forget(self, client: int) -> None:
+        self.last_epoch[client] = self.uploads[client] = 0
+
+    def leave(self, client: int) -> None:
+        """The client counts no more until it is past its probation again."""
+        self.last_epoch[client] = GONE
+        self.uploads[client] = 0
+
+
+def settings_of(config: Config) -> tuple[int, int]:
+    """(expiry, probation) as the ops take them."""
+    return NEVER if config.expiry is None else config.expiry, config.probation
+
+
+def presence_counts(present: Tensor, live: Tensor, seen: Tensor) -> dict[str, int]:
+    """For stats(): every client with a history is one of the three. All: (n) bool"""
+    groups: Iterable[Tensor] = present, live & ~present, seen & ~live
+    sums = torch.stack([group.sum() for group in groups]).tolist()
+    return dict(zip(("present", "on_probation", "expired"), sums, strict=True))

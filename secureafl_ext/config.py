@@ -21,6 +21,7 @@ RULES = {
     "krum": "row-wise",
     "geometric_median": "row-wise",
     "kinship": "row-wise",
+    "support": "row-wise",
 }
 STORES = ("all", "accepted")
 FACTORS = ("per_client", "pooled")
@@ -172,7 +173,7 @@ class Config:
         fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
         need(fits, "on_reject", f"'step' with store={self.store!r}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
-        without_buckets = ("median", "trimmed_mean", "kinship")
+        without_buckets = ("median", "trimmed_mean", "kinship", "support")
         need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
 
     @classmethod

@@ -104,7 +104,7 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 
 
 # Ops of the engines, in place on the state of a server: never under autograd.
-for _name in ("step_", "apply_", "kin_step_"):
+for _name in ("step_", "apply_", "kin_step_", "support_step_"):
     torch.library.register_fake(
         f"secureafl::{_name}",
         lambda first, *rest: tuple(first.new_empty((), dtype=one) for one in (torch.bool, torch.float64, torch.int64)),

@@ -14,8 +14,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Weights of the mean of the kept rows, each clipped to the norm median_norm: rows and weights in the order of the
-// clients, and the weight of the update.
+// Weights of the kept rows, each clipped to the norm median_norm: rows and weights in the order of the clients, and the
+// weight of the update.
 template <typename Team>
 SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& table, double median_norm, Choice* out) {
   const int n = static_cast<int>(r.n), client = out->verdict.client;
@@ -32,7 +32,8 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
     if (team.across() != 0) continue;
     const bool kept = table.flags[i] & Table::kKept;
     const double norm = table.norms[i];
-    const float weight = kept ? static_cast<float>(1.0 / count * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
+    const double share = 1.0 / count + (r.shift ? r.shift[i] : 0);
+    const float weight = kept ? static_cast<float>(share * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
     if (i == client) {
       out->own_weight = weight;
       out->count = count - kept;
@@ -117,11 +118,16 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (table.flags[k] == Table::kUnknown) table.flags[k] = probation ? 0 : Table::kTakesPart;
+    if (r.shift && table.flags[k]) table.flags[k] |= Table::kKept;
   }
-  select_clients(team, r, table, table.shared_results + 2);
+  if (r.shift) {
+    team.sync();
+  } else {
+    select_clients(team, r, table, table.shared_results + 2);
+  }
   // median_norm is that of all clients: attackers may be the majority of the kept ones.
   weigh_rows(team, r, table, median_norm, out);
-  if (v.steps) update_centre(team, r, table, table.shared_results + 8);
+  if (v.steps && !r.shift) update_centre(team, r, table, table.shared_results + 8);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

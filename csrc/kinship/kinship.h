@@ -7,8 +7,8 @@
 #include "common/host_device.h"
 #include "round/round.h"
 
-// A round of rule "kinship" without corrections: the rows are the last updates of the clients (reasons:
-// secureafl_ext/kinship.py, rowwise.py). Three steps that both devices share:
+// A round of rule "kinship" or "support" without corrections: the rows are the last updates of the clients (reasons:
+// secureafl_ext/rules/kinship.py, support.py). Three steps that both devices share:
 //   sums     over d: products of the update with every last update, and the sums of the judge
 //   choose   on n and n x n numbers: the verdict, the updated mean similarities, the clients in the mean and their
 //   weights step     over d: the weighted sum of the chosen rows, the next model, the new row of the client
@@ -27,7 +27,8 @@ struct KinRound : Round {
   double* products;     // (n, n): inner products of the last updates
   double* means;        // (n, n): running means of the products of clipped updates, in units of (median norm)^2
   int64_t* met;         // (n): number of updates that entered the means
-  double* centre;       // (n): weights of the mean updates in their centre
+  double* centre;       // (n): weights of the mean updates in their centre; kinship alone
+  const double* shift;  // (n): of each client's weight; support alone, null for kinship
   int64_t* rounds;      // ()
 
   // Number of sums over d: the update times each last update, then the sums of the judge.

@@ -6,9 +6,54 @@
 #include "round/check.h"
 #include "round/tiles.h"
 
-// The op kin_step_ for both devices. A Device has kin_step(round, like) and kHostReads, as in round/ops_impl.h.
+// The op kin_step_ for both devices, and the part of it that support_step_ shares. A Device has kin_step(round, like)
+// and kHostReads, as in round/ops_impl.h.
 
 namespace secureafl::SECUREAFL_KIND {
+
+// The state of a rule on the last updates of the clients, with the averages of their inner products (n, n).
+struct RowsState {
+  const Tensor &models, &last_updates, &last_models, &seen, &products, &means, &met, &rounds;
+  const char* means_name;  // of `means` in the op
+
+  template <typename Device>
+  int64_t check(const Check& check, const char* op) const {
+    check.shape("models", models, "(rows, d)", {-1, -1});
+    check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
+    const int64_t d = models.size(1), n = last_updates.size(0);
+    if (n < 1 || n > kMaxClients) refuse(op, "last_updates must hold 1 to ", kMaxClients, " clients, got ", n);
+    check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
+    check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
+    check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
+    check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+    check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
+    check.state(means_name, means, ScalarType::Double, "(n, n)", {n, n});
+    check.state("met", met, ScalarType::Long, "(n,)", {n});
+    check.state("rounds", rounds, ScalarType::Long, "()", {});
+    if constexpr (Device::kHostReads) {
+      for (int64_t k = 0; k < n; ++k) check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
+    }
+    return n;
+  }
+
+  std::vector<Span> spans() const {
+    return {span_of("last_updates", last_updates, true), span_of("last_models", last_models, true),
+            span_of("seen", seen, true),                 span_of("products", products, true),
+            span_of(means_name, means, true),            span_of("met", met, true),
+            span_of("rounds", rounds, true)};
+  }
+
+  void fill(KinRound& r) const {
+    r.n = last_updates.size(0);
+    r.seen = mutable_data<bool>(seen);
+    r.last_updates = mutable_data<float>(last_updates);
+    r.last_models = mutable_data<float>(last_models);
+    r.products = mutable_data<double>(products);
+    r.means = mutable_data<double>(means);
+    r.met = mutable_data<int64_t>(met);
+    r.rounds = mutable_data<int64_t>(rounds);
+  }
+};
 
 template <typename Device>
 Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
@@ -20,58 +65,32 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
                  double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  check.shape("models", models, "(rows, d)", {-1, -1});
-  check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
-  const int64_t d = models.size(1), n = last_updates.size(0);
-  if (n < 1 || n > kMaxClients) refuse(op, "last_updates must hold 1 to ", kMaxClients, " clients, got ", n);
-  check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
-  check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
-  check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
-  check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
-  check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
-  check.state("kinship", kinship, ScalarType::Double, "(n, n)", {n, n});
-  check.state("met", met, ScalarType::Long, "(n,)", {n});
+  const RowsState state{models, last_updates, last_models, seen, products, kinship, met, rounds, "kinship"};
+  const int64_t n = state.check<Device>(check, op);
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
-  check.state("rounds", rounds, ScalarType::Long, "()", {});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   presence.check<Device>(check, n);
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
                         models,        seen_factors, recorded,          counts};
   arrival.check<Device>(check, op, n);
-  std::vector<Span> spans = {span_of("last_updates", last_updates, true),
-                             span_of("last_models", last_models, true),
-                             span_of("seen", seen, true),
-                             span_of("products", products, true),
-                             span_of("kinship", kinship, true),
-                             span_of("met", met, true),
-                             span_of("centre", centre, true),
-                             span_of("rounds", rounds, true)};
+  std::vector<Span> spans = state.spans();
+  spans.push_back(span_of("centre", centre, true));
   arrival.add_spans(spans);
   presence.add_spans(spans);
   check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
   check.within("span must lie in", span, 1, INT32_MAX);
-  if constexpr (Device::kHostReads) {
-    for (int64_t k = 0; k < n; ++k) check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
-  }
 
   const Device device(models);
   KinRound r{};
   const Outcome outcome = arrival.fill(r);
   settings.fill(r);
+  state.fill(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
-  r.n = n;
-  r.seen = mutable_data<bool>(seen);
   r.presence = presence.view();
-  r.last_updates = mutable_data<float>(last_updates);
-  r.last_models = mutable_data<float>(last_models);
-  r.products = mutable_data<double>(products);
-  r.means = mutable_data<double>(kinship);
-  r.met = mutable_data<int64_t>(met);
   r.centre = mutable_data<double>(centre);
-  r.rounds = mutable_data<int64_t>(rounds);
   device.kin_step(r, models);
   return outcome;
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import ops
 from ..config import CHECKS, COUNTS, GONE, Config, is_rule
 from ..rules.row_rules import MAX_SQUARE
+from ..rules.support import STAGES
 from ..validation import MOST, converted, describe, name_of, shown, whole
 
 PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
@@ -87,6 +88,13 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             "kinship": Entry((n, n), f64, "symmetric and finite", lambda t: _symmetric(t) and finite[1](t)),
             "met": Entry((n,), i64, *count),
             "kin_centre": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),
+        }
+    if config.rule == "support":
+        entries |= {
+            "similarity": Entry((n, n), f64, "symmetric and finite", lambda t: _symmetric(t) and finite[1](t)),
+            "met": Entry((n,), i64, *count),
+            "basis": Entry((STAGES, n, n), f64, "orthogonal", _orthogonal),
+            "shift": Entry((n,), f64, *finite),
         }
     return entries
 
@@ -239,6 +247,12 @@ def _ones(tensor: Tensor) -> bool:
 def _powers(tensor: Tensor) -> bool:
     """float16 pairs are scaled by 2^-100 to 2^113 (csrc/round/judge.h)."""
     return _within(2.0**-100, 2.0**113)(tensor) and _within(0.5, 0.5)(tensor.frexp().mantissa)
+
+
+def _orthogonal(t: Tensor) -> bool:
+    """Whether the columns of every matrix of t (.., n, n) are orthogonal and of length 1, up to rounding."""
+    unit = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    return bool(((t.mT @ t - unit).abs() < 1e-6).all())
 
 
 def _symmetric(tensor: Tensor) -> bool:

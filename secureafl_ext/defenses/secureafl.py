@@ -43,6 +43,11 @@ VARIANTS = {
         rule="kinship",
         memory=0,
     ),
+    "secureafl-support": variant(
+        "the mean of all clients, without the directions that only a few of them support",
+        rule="support",
+        memory=0,
+    ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),
     "secureafl-ii": variant("Variant II: no estimates", estimate=False),
     "secureafl-iii": variant("Variant III: no filter", filter=False),

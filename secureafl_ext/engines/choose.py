@@ -4,7 +4,7 @@ import torch
 
 from ..config import Config
 from ..validation import name_of
-from . import fused, kinship
+from . import fused, kinship, support
 from .base import Engine
 from .composed import Composed
 from .ranks import Ranks
@@ -33,6 +33,8 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device, r
         return fused.Fused(config, clients, size, device)
     if kinship.fits(config, clients, device):
         return kinship.FusedKinship(config, clients, size, device)
+    if support.fits(config, clients, device):
+        return support.FusedSupport(config, clients, size, device)
     return Composed(config, clients, size, device)
 
 

@@ -46,12 +46,14 @@ class Composed:
 
     @property
     def kinship(self) -> Kinship | None:
-        return self.rows.kinship if self.rows else None
+        similarity = self.rows.similarity if self.rows else None
+        return similarity if isinstance(similarity, Kinship) else None
 
     @property
     def capturable(self) -> bool:
-        """Row-wise rules alone: the op of the coordinate-wise ones takes the client as a number."""
-        return self.config.row_wise
+        """Row-wise rules alone: the op of the coordinate-wise ones takes the client as a number. Not the refresh of
+        rule="support", which only the fused op does without waiting for the device."""
+        return self.config.row_wise and self.config.rule != "support"
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int

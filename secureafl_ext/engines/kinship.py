@@ -20,8 +20,13 @@ BOUNDS = (
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether the op supports these settings; Composed supports the rest."""
-    plain = config.memory == 0 and config.estimate and config.history_dtype == "float32"
-    return config.rule == "kinship" and plain and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
+    return config.rule == "kinship" and plain(config, clients, device)
+
+
+def plain(config: Config, clients: int, device: torch.device) -> bool:
+    """Whether the rows are the last updates, on a device with kernels."""
+    uncorrected = config.memory == 0 and config.estimate and config.history_dtype == "float32"
+    return uncorrected and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
 
 
 class FusedKinship(Composed):
@@ -30,8 +35,8 @@ class FusedKinship(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, size, device)
         h, rows, c = self.history, self.rows, config
-        assert rows and rows.kinship  # rule="kinship"
-        kin = rows.kinship
+        assert rows and self.kinship  # rule="kinship"
+        kin = self.kinship
         past = h.last_updates, h.last_models, h.seen, rows.products, kin.means, kin.met, kin.centre, rows.rounds
         self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"

@@ -10,10 +10,21 @@ from ..config import Config
 from ..rules.kinship import Kinship
 from ..rules.registry import check_weights
 from ..rules.row_rules import MAX_SQUARE, WEIGHTS, bucketed, clip_to, median_of, row_norms
+from ..rules.similarity import Similarity
+from ..rules.support import Support
 from .history import History
 
 CHUNK = 2**22  # values converted to float64 at a time for inner products: no copy of the whole history
 AT_THE_CAP = 1 - 1e-5  # a correction with this share of the largest allowed norm was capped, up to rounding
+
+
+AVERAGED: dict[str, type[Kinship] | type[Support]] = {"kinship": Kinship, "support": Support}
+
+
+def refresh_rounds(clients: int) -> int:
+    """Rounds between two refreshes of rule="support": half of the clients upload meanwhile. A refresh takes n^3 steps,
+    so that a round takes n^2."""
+    return -(-clients // 2)
 
 
 class RowWise:
@@ -33,16 +44,18 @@ class RowWise:
         self.products = torch.zeros(clients, clients, dtype=torch.float64, device=device)
         self.centre = torch.zeros(size, dtype=config.dtype, device=device)
         self.rounds = torch.zeros((), dtype=torch.int64, device=device)
-        self.kinship = Kinship(clients, device) if config.rule == "kinship" else None
+        averaged = AVERAGED.get(config.rule)
+        self.similarity = averaged(clients, device) if averaged else None
+        self.every = refresh_rounds(clients)
 
     def tensors(self) -> dict[str, Tensor]:
         own = {"products": self.products, "centre": self.centre, "rounds": self.rounds}
-        return {**own, **(self.kinship.tensors() if self.kinship else {})}
+        return {**own, **(self.similarity.tensors() if self.similarity else {})}
 
     def forget(self, client: int) -> None:
         self.products[client] = self.products[:, client] = 0
-        if self.kinship:
-            self.kinship.forget(client)
+        if self.similarity:
+            self.similarity.forget(client)
 
     def aggregate(
         self,
@@ -67,8 +80,8 @@ class RowWise:
         along, square = inner(rows, update), update.double() @ update.double()
         products = _replaced(products, client, along, square)
         mask = present.index_copy(0, client, taken[None]) & (products.diagonal() <= MAX_SQUARE)
-        clip = None
-        if self.kinship:
+        clip, similarity = None, self.similarity
+        if similarity:
             norms = products.diagonal().sqrt()
             median_norm = median_of(norms, mask)  # with clients on probation: frequent attackers leave it first
             clip = clip_to(norms, median_norm)  # median of all, not of the kept: most of these may be attackers
@@ -76,11 +89,13 @@ class RowWise:
                 along, last_norms = inner(history.last_updates, update), row_norms(history.last_updates)
             else:
                 last_norms = self.products.diagonal().sqrt()
-            mask = self.kinship.past_probation(mask)
-            counts = history.seen.index_select(0, client) & stored
-            self.kinship.update_similarity(client, along, square.sqrt(), last_norms, median_norm, counts)
-            mask = self.kinship.kept(mask)
-            self.kinship.update_center(steps)
+            known = history.seen.index_select(0, client) & stored
+            if isinstance(similarity, Kinship):
+                mask = similarity.past_probation(mask)
+            similarity.update_similarity(client, along, square.sqrt(), last_norms, median_norm, known)
+            if isinstance(similarity, Kinship):
+                mask = similarity.kept(mask)
+                similarity.update_center(steps)
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)
@@ -92,6 +107,8 @@ class RowWise:
             direction += of_centre * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
+        if isinstance(similarity, Support) and int(self.rounds) % self.every == 0:  # waits for the device
+            similarity.refresh(present.index_copy(0, client, (present.index_select(0, client)[0] & stored)[None]))
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
 
@@ -119,7 +136,8 @@ class RowWise:
                 )  # assignment of a number copies from the host, and a CUDA graph cannot capture that
             weights = WEIGHTS[c.rule](deal @ gram @ deal.T, taking, c) @ deal
         else:
-            weights = WEIGHTS[c.rule](gram, mask, c)
+            support = self.similarity if isinstance(self.similarity, Support) else None
+            weights = support.weights(mask) if support else WEIGHTS[c.rule](gram, mask, c)
         weights = torch.where(mask.any(), weights, 0).to(rows.dtype)
         return (weights[:-1], weights[-1]) if centred else (weights, None)
 

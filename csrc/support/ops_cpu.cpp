@@ -1,0 +1,30 @@
+#include <torch/csrc/stable/library.h>
+
+#include <memory>
+#include <vector>
+
+#include "kinship/kin_step_cpu.h"
+#include "support/ops_impl.h"
+#include "support/refresh.h"
+
+namespace secureafl {
+
+struct CpuSupport {
+  static constexpr bool kHostReads = true;
+
+  explicit CpuSupport(const Tensor&) {}
+
+  void support_step(const KinRound& r, Refresh refresh_args, int64_t every, const Tensor&) const {
+    cpu::kin_step(r);
+    if (*r.rounds % every != 0) return;
+    std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(r.n)));
+    const std::unique_ptr<bool[]> counts(new bool[static_cast<size_t>(r.n)]);
+    for (int64_t k = 0; k < r.n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
+    refresh_args.counts = counts.get();
+    refresh(Solo(), refresh_args, RefreshTables(scratch.data(), r.n));
+  }
+};
+
+}  // namespace secureafl
+
+SECUREAFL_REGISTER_SUPPORT(CpuSupport, CPU)

@@ -1,0 +1,125 @@
+"""rule="support": the mean of the clients' updates, without what only few of them want.
+
+Honest progress is supported by many clients, a push of colluders by few. A single update is mostly noise, so the rule
+looks at mean updates: at the n x n inner products M that Similarity averages. From time to time (a refresh) it looks for
+directions that stand out among them, and along each it replaces the mean of the clients by a robust mean, Tukey's
+biweight about their median. The step is a weighted sum of the clients' last updates; the result of a refresh is one
+number per client, the shift of its weight from 1 / count. Two kinds of directions stand out:
+
+crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each group
+    has an eigenvector; its eigenvalue grows with the size of the group. Attackers with a common push form a larger one.
+odd: an eigenvector of the residuals, each client's mean update minus that of its kin, the clients that are like it.
+    Attackers who hide a small push behind honest gradients differ from their kin, all in the same way.
+
+In all other directions the mean stays: without attackers the rule is the mean of the updates.
+"""
+
+import torch
+from torch import Tensor
+
+from .row_rules import median_of
+from .similarity import Similarity
+
+CUT = 3.0  # of the biweight: a client this many spreads from the median has no weight
+CROWD = 2.0  # a direction is a crowd's if its eigenvalue is this many times the usual
+CROWD_LEAST = 0.3  # and at least this, in (median norm)^2
+ODD = 1.5  # the same for the directions of the residuals
+ODD_LEAST = 0.1
+KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
+SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
+FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is
+SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
+FADE = 0.25  # a client whose weight falls below twice this share of the mean weight loses more of it, at the share all
+AGAIN = 0.6  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
+NORMAL, LEAST_SPREAD = 1.4826, 1e-3
+STAGES = 3
+
+
+class Support(Similarity):
+    """shift: (n) float64, of the clients' weights from 1 / count
+    basis: (STAGES, n, n) float64, eigenvectors of the last refresh: the fused op starts from them
+    """
+
+    def __init__(self, clients: int, device: torch.device):
+        super().__init__(clients, device)
+        self.shift = torch.zeros(clients, dtype=torch.float64, device=device)
+        self.basis = torch.eye(clients, dtype=torch.float64, device=device).repeat(STAGES, 1, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"similarity": self.means, "met": self.met, "basis": self.basis, "shift": self.shift}
+
+    def forget(self, client: int) -> None:
+        super().forget(client)
+        self.shift[client] = 0
+
+    def weights(self, mask: Tensor) -> Tensor:
+        """(n) float64: the weights of the clients' updates; zero where mask is false."""
+        return torch.where(mask, 1 / mask.sum(dtype=torch.float64).clamp(min=1) + self.shift, 0)
+
+    def refresh(self, mask: Tensor) -> None:
+        """Compute the shifts anew. mask: (n) bool, clients that count"""
+        self.shift.zero_()
+        chosen = mask.nonzero()[:, 0]
+        if len(chosen):
+            self.shift[chosen] = shifts(self.means[chosen][:, chosen])
+
+
+def shifts(means: Tensor) -> Tensor:
+    """(c) float64: the shifts of c clients with these averaged inner products (c, c)."""
+    count = len(means)
+    state = means, torch.eye(count, dtype=means.dtype, device=means.device), torch.zeros_like(means[0])
+    crowd = max(CROWD_LEAST, CROWD * float(level(centered(means))))
+    state = cut_directions(*state, None, crowd)
+    maps = without_kin(state[0])
+    odd = max(ODD_LEAST, ODD * float(level(maps @ state[0] @ maps.T)))
+    state = cut_directions(*state, maps, odd)
+    if AGAIN:
+        state = cut_directions(*state, None, AGAIN * crowd)
+    weights = 1 / count + state[2]
+    return weights * ((weights * count - FADE) / FADE).clamp(0, 1) - 1 / count
+
+
+def cut_directions(
+    rest: Tensor, remaining: Tensor, shift: Tensor, maps: Tensor | None, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut the directions whose eigenvalue in (maps rest maps^T) is above `least`. All (c, c), shift (c).
+
+    rest: inner products of what is left of the mean updates    remaining: maps coefficients of the clients to those of
+    the part that is orthogonal to all directions that were cut
+    """
+    values, vectors = torch.linalg.eigh(rest if maps is None else maps @ rest @ maps.T)
+    cut = values > least
+    along = vectors[:, cut] / values[cut].sqrt()  # (c, k): coefficients of the directions, which have length 1
+    along = along if maps is None else maps.T @ along
+    loadings = rest @ along  # (c, k): of each client along each direction
+    own = remaining @ along
+    shift = shift + own @ (biweight(loadings) - loadings.mean(0))
+    return rest - loadings @ loadings.T, remaining - own @ loadings.T, shift
+
+
+def biweight(values: Tensor) -> Tensor:
+    """(k): Tukey's biweight mean of every column of values (c, k), one step from the median."""
+    everyone = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    center = torch.stack([median_of(column, everyone) for column in values.T]) if values.numel() else values.sum(0)
+    away = (values - center).abs()
+    spread = torch.stack([median_of(column, everyone) for column in away.T]) if values.numel() else values.sum(0)
+    inside = (1 - (away / (CUT * (NORMAL * spread + LEAST_SPREAD))).square()).clamp(min=0).square()
+    return (inside * values).sum(0) / inside.sum(0)
+
+
+def centered(products: Tensor) -> Tensor:
+    mean = products.mean(0)
+    return products - mean - mean[:, None] + mean.mean()
+
+
+def level(products: Tensor) -> Tensor:
+    """(): the usual eigenvalue, the median over the clients of the one that a client takes part in."""
+    own = products.square().sum(1) / products.diagonal().clamp(min=SHORT_LEVEL)
+    return median_of(own, torch.ones_like(own, dtype=torch.bool))
+
+
+def without_kin(products: Tensor) -> Tensor:
+    """(c, c): maps the mean updates to the residuals, each minus the weighted mean of its kin."""
+    norms = products.diagonal().clamp(min=SHORT_SQUARE).sqrt()
+    near = ((products / (norms[:, None] * norms) - KIN) / (1 - KIN)).clamp(0, 1).fill_diagonal_(0)
+    return torch.eye(len(near), dtype=near.dtype, device=near.device) - near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 import torch
 from influence import ATTACKERS, BOUNDS, HONEST, LONGER, D, N, normal, number, rows_of, search, step_of
+from presence_oracle import PAPER
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines.quantile import largest_accepted
@@ -27,7 +28,7 @@ class Fleet:
     """A server that honest clients have trained, and the attackers too, but for the last of them."""
 
     def __init__(self, random, **settings):
-        self.server = SecureAFL(torch.zeros(D), N, **{"lr": 0.1, "max_norm": 3.0, **settings})
+        self.server = SecureAFL(torch.zeros(D), N, **{"lr": 0.1, "max_norm": 3.0, **PAPER, **settings})
         self.targets = torch.randn(N, D, generator=random) + 1
         for i in range(10 * N):
             client = i % N

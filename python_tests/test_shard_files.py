@@ -41,7 +41,7 @@ def test_shards_are_plain_names(ranks, path):
     first, second = split_in_two(ranks, path)
     whole, index, shards = SecureAFL.load(path), path.read_bytes(), described(path)["shards"]
     names = [name for name, _ in shards]
-    assert names == [first.name, second.name] and described(path)["format"] == 4
+    assert names == [first.name, second.name] and described(path)["format"] == 6
     stem, digest = first.name.removesuffix("0-of-2"), shards[0][1]
     for wrong in (
         [],

@@ -159,7 +159,7 @@ class Scene:
             args |= {"slots": e.slots, "last": e.last, **dict(zip(PER_CLIENT, e._per_client, strict=True))}
             args["arrived"] = e._arrived
             return args
-        h, rows, kin = e.history, e.rows, e.rows.kinship
+        h, rows, kin = e.history, e.rows, e.kinship
         args |= {"last_updates": h.last_updates, "last_models": h.last_models, "seen": h.seen, "met": kin.met}
         args |= {"products": rows.products, "kinship": kin.means, "centre": kin.centre, "rounds": rows.rounds}
         return args | dict(zip(BOUND_NAMES, BOUNDS, strict=True))

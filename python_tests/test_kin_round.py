@@ -120,7 +120,7 @@ def agree(ours, theirs, bound=1e-5):
 
 
 def left_out(server):
-    return server.seen & ~server._engine.rows.kinship.kept(server.seen)
+    return server.seen & ~server._engine.kinship.kept(server.seen)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def drive(server, stream):
 
 def left_out(server):
     """Clients whom the next round would leave out, of those seen."""
-    kept = server._engine.rows.kinship.kept(server.seen)
+    kept = server._engine.kinship.kept(server.seen)
     return torch.nonzero(server.seen & ~kept)[:, 0].tolist()
 
 
@@ -322,7 +322,7 @@ def test_enqueued_rounds_are_submitted_ones(settings, device):
 @pytest.mark.parametrize("settings", [{}, {"memory": 2}, {"dtype": F32}], ids=str)
 def test_a_round_never_waits_for_the_device(settings):
     engine = (server := make(**settings))._engine
-    never_waits(server, engine, engine.history, engine.rows, engine.rows.kinship)
+    never_waits(server, engine, engine.history, engine.rows, engine.kinship)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, torch.finfo(torch.float32).max), (F64, 1e308)], ids=str)

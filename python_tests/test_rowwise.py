@@ -272,7 +272,7 @@ def test_without_a_row_the_model_stays(rule, device):
 
 REFUSED = [
     ({"rule": "crum"}, "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, "
-                       "geometric_median, kinship, got 'crum'"),
+                       "geometric_median, kinship, support, got 'crum'"),
     ({"buckets": 0}, "buckets must be a whole number, 1 or more, got 0"),
     ({"buckets": 2}, "buckets must be 1 with rule='median', got 2"),
     ({"buckets": 3, "rule": "trimmed_mean"}, "buckets must be 1 with rule='trimmed_mean', got 3"),

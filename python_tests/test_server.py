@@ -278,7 +278,7 @@ def test_other_files_are_not_checkpoints(tmp_path):
 
 
 def test_sixteen_threads_lose_no_round(device):
-    server = make(device, estimate=False, filter=False, lr=1.0, max_norm=1e9, max_staleness=400)
+    server = make(device, estimate=False, filter=False, lr=1.0, max_norm=1e9, max_staleness=400, probation=0)
     start = threading.Barrier(16)
     receipts = [[] for _ in range(16)]
 

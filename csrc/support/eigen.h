@@ -13,14 +13,25 @@ namespace secureafl::SECUREAFL_KIND {
 // out (n, n) = a b. kTransposed: a is read by columns, a^T b.
 template <bool kTransposed, typename Team>
 SECUREAFL_FN void multiply(const Team& team, const double* a, const double* b, double* out, int n) {
-  SECUREAFL_NO_UNROLL
-  for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
-    const int i = static_cast<int>(at / n), j = static_cast<int>(at % n);
-    double sum = 0;
-    for (int k = 0; k < n; ++k) sum += (kTransposed ? a[k * n + i] : a[i * n + k]) * b[k * n + j];
-    out[at] = sum;
+  if constexpr (Team::kSize == 1) {  // row by row, which vectorises
+    for (int i = 0; i < n; ++i) {
+      double* row = out + i * n;
+      for (int j = 0; j < n; ++j) row[j] = 0;
+      for (int k = 0; k < n; ++k) {
+        const double factor = kTransposed ? a[k * n + i] : a[i * n + k];
+        for (int j = 0; j < n; ++j) row[j] += factor * b[k * n + j];
+      }
+    }
+  } else {
+    SECUREAFL_NO_UNROLL
+    for (int at = team.rank(); at < n * n; at += Team::kSize) {
+      const int i = at / n, j = at % n;
+      double sum = 0;
+      for (int k = 0; k < n; ++k) sum += (kTransposed ? a[k * n + i] : a[i * n + k]) * b[k * n + j];
+      out[at] = sum;
+    }
+    team.sync();
   }
-  team.sync();
 }
 
 struct Rotation {
@@ -36,60 +47,61 @@ SECUREAFL_FN Rotation rotation_of(double own, double other, double both) {
   return {cosine, tangent * cosine};
 }
 
-// The column that is paired with p in step `turn` of a sweep: p + q = turn (mod m) with m odd. After m steps every pair
-// had its turn. Returns p itself if it has no partner.
-SECUREAFL_FN int partner_of(int p, int turn, int n) {
-  const int m = n | 1, q = (turn - p + m) % m;
-  return q < n ? q : p;
+// Two columns that are rotated against each other; one column alone if second is not below n.
+struct Pair {
+  int first, second;
+};
+
+// Pair `index` of step `turn`, 0 <= index <= n / 2: columns p and q with p + q = 2 turn (mod m), m odd. In m steps every
+// pair has its turn, and in a step every column is in one pair. A number that is not below n stands for no column.
+SECUREAFL_FN Pair pair_of(int index, int turn, int n) {
+  const int m = n | 1, up = (turn + index) % m, down = (turn - index + m) % m;
+  const int low = up < down ? up : down, high = up < down ? down : up;
+  return {low, low == high ? n : high};
 }
 
 // One step: all pairs of `turn` are rotated. matrix (n, n) = basis^T x basis stays symmetric; rotations (2, n) scratch
 template <typename Team>
 SECUREAFL_FN void rotate_pairs(const Team& team, double* matrix, double* basis, double* rotations, int turn, int n) {
-  double *cosines = rotations, *sines = rotations + n;
+  const int pairs = n / 2 + 1;
+  double *cosines = rotations, *sines = rotations + n;  // by index of the pair
   SECUREAFL_NO_UNROLL
-  for (int p = team.rank(); p < n; p += Team::kSize) {
-    const int q = partner_of(p, turn, n), low = p < q ? p : q, high = p < q ? q : p;
-    const Rotation r = p == q ? Rotation{1, 0}
-                              : rotation_of(matrix[low * n + low], matrix[high * n + high], matrix[low * n + high]);
-    cosines[p] = r.cosine;
-    sines[p] = p <= q ? r.sine : -r.sine;
+  for (int i = team.rank(); i < pairs; i += Team::kSize) {
+    const Pair at = pair_of(i, turn, n);
+    Rotation r{1, 0};
+    if (at.second < n) {
+      const double* row = matrix + at.first * n;
+      r = rotation_of(row[at.first], matrix[at.second * n + at.second], row[at.second]);
+    }
+    cosines[i] = r.cosine;
+    sines[i] = r.sine;
   }
   team.sync();
-  // Each thread owns the entries of two pairs: rows p and q, columns r and s. Pairs are named by their first.
+  // Each task owns the entries of two pairs: rows p and q, columns r and s.
   SECUREAFL_NO_UNROLL
-  for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
-    const int p = static_cast<int>(at / n), r = static_cast<int>(at % n);
-    const int q = partner_of(p, turn, n), s = partner_of(r, turn, n);
-    if (p > q || r > s) continue;
-    const double cp = cosines[p], sp = sines[p], cr = cosines[r], sr = sines[r];
-    double a = matrix[p * n + r], b = matrix[p * n + s], c = matrix[q * n + r], d = matrix[q * n + s];
-    if (r != s) {  // columns
-      const double a1 = cr * a - sr * b, c1 = cr * c - sr * d;
-      b = sr * a + cr * b;
-      d = sr * c + cr * d;
-      a = a1;
-      c = c1;
-    }
-    if (p != q) {  // rows
-      const double a1 = cp * a - sp * c, b1 = cp * b - sp * d;
-      c = sp * a + cp * c;
-      d = sp * b + cp * d;
-      a = a1;
-      b = b1;
-    }
-    matrix[p * n + r] = a;
-    matrix[p * n + s] = r == s ? a : b;
-    matrix[q * n + r] = p == q ? a : c;
-    matrix[q * n + s] = r == s ? (p == q ? a : c) : p == q ? b : d;
+  for (int task = team.rank(); task < pairs * pairs; task += Team::kSize) {
+    const int i = task / pairs, j = task % pairs;
+    const Pair rows = pair_of(i, turn, n), columns = pair_of(j, turn, n);
+    const bool down = rows.second < n, right = columns.second < n;
+    if (rows.first >= n || columns.first >= n) continue;
+    double *top = matrix + rows.first * n, *bottom = matrix + rows.second * n;
+    const double cp = cosines[i], sp = sines[i], cr = cosines[j], sr = sines[j];
+    const double a = top[columns.first], b = right ? top[columns.second] : 0;
+    const double c = down ? bottom[columns.first] : 0, d = down && right ? bottom[columns.second] : 0;
+    const double a1 = cr * a - sr * b, b1 = sr * a + cr * b, c1 = cr * c - sr * d, d1 = sr * c + cr * d;
+    top[columns.first] = cp * a1 - sp * c1;
+    if (right) top[columns.second] = cp * b1 - sp * d1;
+    if (down) bottom[columns.first] = sp * a1 + cp * c1;
+    if (down && right) bottom[columns.second] = sp * b1 + cp * d1;
   }
   SECUREAFL_NO_UNROLL
-  for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
-    const int k = static_cast<int>(at / n), p = static_cast<int>(at % n), q = partner_of(p, turn, n);
-    if (p >= q) continue;
-    const double x = basis[k * n + p], y = basis[k * n + q];
-    basis[k * n + p] = cosines[p] * x - sines[p] * y;
-    basis[k * n + q] = sines[p] * x + cosines[p] * y;
+  for (int task = team.rank(); task < pairs * n; task += Team::kSize) {
+    const int k = task / pairs, i = task % pairs;
+    const Pair at = pair_of(i, turn, n);
+    if (at.second >= n) continue;
+    const double x = basis[k * n + at.first], y = basis[k * n + at.second];
+    basis[k * n + at.first] = cosines[i] * x - sines[i] * y;
+    basis[k * n + at.second] = sines[i] * x + cosines[i] * y;
   }
   team.sync();
 }
@@ -117,12 +129,12 @@ template <typename Team>
 SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double* basis, double* matrix, double* work,
                               double* rotations, double* parts, int n) {
   constexpr int kMostSweeps = 16;  // from any start; from that of the last refresh two or three are enough
-  constexpr double kSmall = 1e-22;  // of the squares of all entries
+  constexpr double kSmall = 1e-18;  // of the squares of all entries
   // Rounding errors of many refreshes would make the basis less and less orthogonal: basis (3 - basis^T basis) / 2.
   multiply<true>(team, basis, basis, matrix, n);
   multiply<false>(team, basis, matrix, work, n);
   SECUREAFL_NO_UNROLL
-  for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
+  for (int at = team.rank(); at < n * n; at += Team::kSize) {
     basis[at] = 1.5 * basis[at] - 0.5 * work[at];
   }
   team.sync();
@@ -132,7 +144,7 @@ SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double*
   for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
     double all = 0, off = 0;
     SECUREAFL_NO_UNROLL
-    for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
+    for (int at = team.rank(); at < n * n; at += Team::kSize) {
       const double square = matrix[at] * matrix[at];
       all += square;
       off += at / n == at % n ? 0 : square;

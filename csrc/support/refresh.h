@@ -15,9 +15,7 @@ namespace secureafl::SECUREAFL_KIND {
 template <typename Team, typename Each>
 SECUREAFL_FN void for_entries(const Team& team, int n, const Each& each) {
   SECUREAFL_NO_UNROLL
-  for (int64_t at = team.rank(); at < static_cast<int64_t>(n) * n; at += Team::kSize) {
-    each(at, static_cast<int>(at / n), static_cast<int>(at % n));
-  }
+  for (int at = team.rank(); at < n * n; at += Team::kSize) each(at, at / n, at % n);
   team.sync();
 }
 
@@ -113,13 +111,13 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   const int n = static_cast<int>(r.n);
   if (maps) {
     multiply<false>(team, maps, t.rest, t.work, n);
-    for_entries(team, n, [&](int64_t at, int i, int j) {
+    for_entries(team, n, [&](int at, int i, int j) {
       double sum = 0;
       for (int k = 0; k < n; ++k) sum += t.work[i * n + k] * maps[j * n + k];
       t.along[at] = sum;
     });
   } else {
-    for_entries(team, n, [&](int64_t at, int, int) { t.along[at] = t.rest[at]; });
+    for_entries(team, n, [&](int at, int, int) { t.along[at] = t.rest[at]; });
   }
   if (least < 0) least = fmax(r.bounds.odd_least, r.bounds.odd * level_of(team, r, t, t.along, false, count));
   diagonalise(team, t.along, basis, t.matrix, t.work, t.rotations, t.parts, n);
@@ -130,13 +128,13 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   }
   team.sync();
   // Scaled to directions of length 1.
-  for_entries(team, n, [&](int64_t at, int, int j) {
+  for_entries(team, n, [&](int at, int, int j) {
     t.work[at] = t.values[j] > 0 ? basis[at] / sqrt(t.values[j]) : 0;
   });
   if (maps) {
     multiply<true>(team, maps, t.work, t.along, n);
   } else {
-    for_entries(team, n, [&](int64_t at, int, int) { t.along[at] = t.work[at]; });
+    for_entries(team, n, [&](int at, int, int) { t.along[at] = t.work[at]; });
   }
   multiply<false>(team, t.rest, t.along, t.loadings, n);
   offsets_of(team, r, t, count);
@@ -147,7 +145,7 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
     for (int j = 0; j < n; ++j) sum += t.work[k * n + j] * t.offsets[j];
     r.shift[k] += r.counts[k] ? sum : 0;
   }
-  for_entries(team, n, [&](int64_t at, int i, int k) {
+  for_entries(team, n, [&](int at, int i, int k) {
     double square = 0, part = 0;
     for (int j = 0; j < n; ++j) {
       square += t.loadings[i * n + j] * t.loadings[k * n + j];
@@ -192,7 +190,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   }
   const int count = static_cast<int>(sum_all(team, counted, t.parts));
   if (count == 0) return;
-  for_entries(team, n, [&](int64_t at, int i, int k) {
+  for_entries(team, n, [&](int at, int i, int k) {
     t.rest[at] = r.counts[i] && r.counts[k] ? r.means[at] : 0;
     t.remaining[at] = i == k;
   });

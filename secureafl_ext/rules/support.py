@@ -23,8 +23,8 @@ from .similarity import Similarity
 CUT = 3.0  # of the biweight: a client this many spreads from the median has no weight
 CROWD = 2.0  # a direction is a crowd's if its eigenvalue is this many times the usual
 CROWD_LEAST = 0.3  # and at least this, in (median norm)^2
-ODD = 1.5  # the same for the directions of the residuals
-ODD_LEAST = 0.1
+ODD = 2.5  # the same for the directions of the residuals
+ODD_LEAST = 0.3
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is

@@ -114,7 +114,7 @@ def test_a_rank_that_is_lost_ends_the_others_within_the_time_out(ranks, how):
     arrivals, *_ = history_of_arrivals(SETTINGS, 10)
     began = time.monotonic()
     answers = ranks.run(3, loses_a_rank, arrivals, how)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # not the half hour that torch would wait by default
     assert answers[0] is True and answers[2] is True
     assert {"exits": answers[1] is None, "raises": isinstance(answers[1], KeyError), "hangs": True}[how]
 

@@ -117,4 +117,4 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
     need(not error.numel() or error.max() <= 1e-4 * (1 + theirs.abs().max()), "estimates differ by", error)
 
 
-STATEFUL = dict.fromkeys(("step_", "kin_step_", "support_step_", "update_sums", "apply_", "renew_", "refresh_"), a_round)
+STATEFUL = dict.fromkeys(("step_", *AVERAGED, "update_sums", "apply_", "renew_", "refresh_"), a_round)

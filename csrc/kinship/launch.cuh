@@ -42,7 +42,6 @@ class CudaKin {
     launch_.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r,
                        static_cast<const Choice*>(choice));
   }
-
 };
 
 }  // namespace secureafl

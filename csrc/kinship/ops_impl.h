@@ -37,9 +37,12 @@ struct RowsState {
   }
 
   std::vector<Span> spans() const {
-    return {span_of("last_updates", last_updates, true), span_of("last_models", last_models, true),
-            span_of("seen", seen, true),                 span_of("products", products, true),
-            span_of(means_name, means, true),            span_of("met", met, true),
+    return {span_of("last_updates", last_updates, true),
+            span_of("last_models", last_models, true),
+            span_of("seen", seen, true),
+            span_of("products", products, true),
+            span_of(means_name, means, true),
+            span_of("met", met, true),
             span_of("rounds", rounds, true)};
   }
 

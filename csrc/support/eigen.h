@@ -52,8 +52,9 @@ struct Pair {
   int first, second;
 };
 
-// Pair `index` of step `turn`, 0 <= index <= n / 2: columns p and q with p + q = 2 turn (mod m), m odd. In m steps every
-// pair has its turn, and in a step every column is in one pair. A number that is not below n stands for no column.
+// Pair `index` of step `turn`, 0 <= index <= n / 2: columns p and q with p + q = 2 turn (mod m), m odd. In m steps
+// every pair has its turn, and in a step every column is in one pair. A number that is not below n stands for no
+// column.
 SECUREAFL_FN Pair pair_of(int index, int turn, int n) {
   const int m = n | 1, up = (turn + index) % m, down = (turn - index + m) % m;
   const int low = up < down ? up : down, high = up < down ? down : up;
@@ -123,12 +124,12 @@ SECUREAFL_FN double sum_all(const Team& team, double value, double* parts) {
   return sum;
 }
 
-// Turns the columns of basis (n, n) into eigenvectors of `symmetric` (n, n), starting from what they are. matrix: basis^T
-// symmetric basis, its diagonal the eigenvalues. work (n, n), rotations (2, n), parts: scratch
+// Turns the columns of basis (n, n) into eigenvectors of `symmetric` (n, n), starting from what they are. matrix:
+// basis^T symmetric basis, its diagonal the eigenvalues. work (n, n), rotations (2, n), parts: scratch
 template <typename Team>
 SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double* basis, double* matrix, double* work,
                               double* rotations, double* parts, int n) {
-  constexpr int kMostSweeps = 16;  // from any start; from that of the last refresh two or three are enough
+  constexpr int kMostSweeps = 16;   // from any start; from that of the last refresh two or three are enough
   constexpr double kSmall = 1e-18;  // of the squares of all entries
   // Rounding errors of many refreshes would make the basis less and less orthogonal: basis (3 - basis^T basis) / 2.
   multiply<true>(team, basis, basis, matrix, n);

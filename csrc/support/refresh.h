@@ -77,7 +77,8 @@ SECUREAFL_FN double median_loading(const Team& team, const Refresh& r, const Ref
 template <typename Team>
 SECUREAFL_FN void offsets_of(const Team& team, const Refresh& r, const RefreshTables& t, int count) {
   const int n = static_cast<int>(r.n);
-  constexpr double kNormal = 1.4826, kLeast = 1e-3;  // a normal distribution's spread is this times its median deviation
+  constexpr double kNormal = 1.4826,
+                   kLeast = 1e-3;  // a normal distribution's spread is this times its median deviation
   SECUREAFL_NO_UNROLL
   for (int j = team.down(); j < n; j += Team::kDown) {
     if (!(t.values[j] > 0)) {
@@ -128,9 +129,7 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   }
   team.sync();
   // Scaled to directions of length 1.
-  for_entries(team, n, [&](int at, int, int j) {
-    t.work[at] = t.values[j] > 0 ? basis[at] / sqrt(t.values[j]) : 0;
-  });
+  for_entries(team, n, [&](int at, int, int j) { t.work[at] = t.values[j] > 0 ? basis[at] / sqrt(t.values[j]) : 0; });
   if (maps) {
     multiply<true>(team, maps, t.work, t.along, n);
   } else {
@@ -167,7 +166,8 @@ SECUREAFL_FN void subtract_kin(const Team& team, const Refresh& r, const Refresh
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) {
       const double cosine = t.rest[i * n + k] / (length(i) * length(k));
-      const double near = k == i || !r.counts[k] || !r.counts[i] ? 0 : fmin(fmax((cosine - b.kin) / (1 - b.kin), 0.0), 1.0);
+      const double near =
+          k == i || !r.counts[k] || !r.counts[i] ? 0 : fmin(fmax((cosine - b.kin) / (1 - b.kin), 0.0), 1.0);
       t.kin[i * n + k] = near;
       sum += near;
     }

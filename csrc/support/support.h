@@ -4,9 +4,10 @@
 
 #include "common/host_device.h"
 
-// A refresh of rule "support" (reasons: secureafl_ext/rules/support.py): from the averaged inner products of the clients
-// to the shift of each client's weight. Both devices share this code. M: the inner products of the clients that count;
-// a vector x in the space of updates is written by its coefficients b (n), x = sum of b_k (mean update of client k).
+// A refresh of rule "support" (reasons: secureafl_ext/rules/support.py): from the averaged inner products of the
+// clients to the shift of each client's weight. Both devices share this code. M: the inner products of the clients that
+// count; a vector x in the space of updates is written by its coefficients b (n), x = sum of b_k (mean update of client
+// k).
 
 namespace secureafl::SECUREAFL_KIND {
 

@@ -10,7 +10,6 @@ from ..config import Config
 from ..rules.kinship import Kinship
 from ..rules.registry import check_weights
 from ..rules.row_rules import MAX_SQUARE, WEIGHTS, bucketed, clip_to, median_of, row_norms
-from ..rules.similarity import Similarity
 from ..rules.support import Support
 from .history import History
 
@@ -22,8 +21,8 @@ AVERAGED: dict[str, type[Kinship] | type[Support]] = {"kinship": Kinship, "suppo
 
 
 def refresh_rounds(clients: int) -> int:
-    """Rounds between two refreshes of rule="support". A client uploads about twice meanwhile, and its averages change by
-    a fiftieth each time. A refresh takes n^3 steps, so that a round takes n^2."""
+    """Rounds between two refreshes of rule="support". A client uploads about twice meanwhile, and each time its
+    averages change by a fiftieth. A refresh takes n^3 operations, so a round takes n^2."""
     return 2 * clients
 
 

@@ -1,13 +1,13 @@
 """rule="support": the mean of the clients' updates, without what only few of them want.
 
 Honest progress is supported by many clients, a push of colluders by few. A single update is mostly noise, so the rule
-looks at mean updates: at the n x n inner products M that Similarity averages. From time to time (a refresh) it looks for
-directions that stand out among them, and along each it replaces the mean of the clients by a robust mean, Tukey's
+looks at mean updates: at the n x n inner products M that Similarity averages. From time to time (a refresh) it looks
+for directions that stand out among them, and along each it replaces the mean of the clients by a robust mean, Tukey's
 biweight about their median. The step is a weighted sum of the clients' last updates; the result of a refresh is one
 number per client, the shift of its weight from 1 / count. Two kinds of directions stand out:
 
-crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each group
-    has an eigenvector; its eigenvalue grows with the size of the group. Attackers with a common push form a larger one.
+crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each
+    group has an eigenvector; its eigenvalue grows with the group. Attackers with a common push form a larger one.
 odd: an eigenvector of the residuals, each client's mean update minus that of its kin, the clients that are like it.
     Attackers who hide a small push behind honest gradients differ from their kin, all in the same way.
 
@@ -124,4 +124,5 @@ def without_kin(products: Tensor) -> Tensor:
     """(c, c): maps the mean updates to the residuals, each minus the weighted mean of its kin."""
     norms = products.diagonal().clamp(min=SHORT_SQUARE).sqrt()
     near = ((products / (norms[:, None] * norms) - KIN) / (1 - KIN)).clamp(0, 1).fill_diagonal_(0)
-    return torch.eye(len(near), dtype=near.dtype, device=near.device) - near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
+    near = near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
+    return torch.eye(len(near), dtype=near.dtype, device=near.device) - near

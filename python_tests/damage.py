@@ -35,9 +35,9 @@ def byte_two(tensor):
     return tensor
 
 
-FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre")
+FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre", "similarity", "shift")
 WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met", "clock", "last_epoch", "uploads")
-TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products")
+TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products", "basis")
 DAMAGE = {
     **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},
     **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-2, -HUGE)},
@@ -63,7 +63,14 @@ DAMAGE = {
     "products not symmetric": ("products", swap("products", lambda t: t + torch.ones_like(t).triu(1))),
     "products nan": ("products", swap("products", lambda t: torch.full_like(t, math.nan).fill_diagonal_(1))),
     "products nan square": ("products", put("products", math.nan)),
-    "kinship not symmetric": ("kinship", swap("kinship", lambda t: t + torch.ones_like(t).triu(1))),
+    **{
+        f"{name} not symmetric": (name, swap(name, lambda t: t + torch.ones_like(t).triu(1)))
+        for name in ("kinship", "similarity")
+    },
+    **{f"basis {value}": ("basis", put("basis", value)) for value in (math.nan, math.inf, 2.0)},
+    "basis longer": ("basis", swap("basis", lambda t: 1.001 * t)),
+    "basis of zeros": ("basis", swap("basis", torch.zeros_like)),
+    "basis the same column twice": ("basis", swap("basis", lambda t: t[..., :1].expand_as(t).contiguous())),
     **{
         f"{name} {value!r}"[:40]: (name, lambda state, name=name, value=value: {**state, name: value})
         for name in ("version", "stale", "too_soon")

@@ -14,6 +14,8 @@ ENGINES = {
     "composed float64": {"history_dtype": torch.float64},
     "kinship": {"rule": "kinship", "memory": 0},
     "composed kinship": {"rule": "kinship", "memory": 2},
+    "support": {"rule": "support", "memory": 0},
+    "composed support": {"rule": "support", "memory": 2},
     "row-wise": {"rule": "centered_clip", "memory": 0},
     "row-wise buckets": {"rule": "krum", "buckets": 2, "memory": 1},
 }

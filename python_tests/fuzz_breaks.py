@@ -18,7 +18,7 @@ DTYPES = (
 )  # fmt: skip
 ALSO_FLOATS = {"updates": DTYPES[:4], "slots": (torch.float16, torch.float32), "like": DTYPES}
 READ_ONLY = ("update", "trained_on")
-STATE_OPS = ("step_", "apply_", "renew_", "refresh_", "kin_step_", "update_sums")
+STATE_OPS = ("step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "update_sums")
 # Lengths that no other argument fixes, by op and argument.
 FREE = {
     "models": (0,), "seen_factors": (1,), "like": (0,),
@@ -101,7 +101,7 @@ def a_number(call: Call, dice: Dice) -> Changes:
             return {name: dice.choice((0, -1, *HUGE[2:]))}
         case "probation":
             return {name: dice.choice((-1, *HUGE[2:]))}
-        case "span":
+        case "span" | "every":
             return {name: dice.choice((0, -1, 2**31, *HUGE))}
         case "clients":
             return {name: dice.choice((0, -1, 1025, *HUGE))}

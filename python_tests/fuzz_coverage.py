@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 def checkpoints(folder: Path) -> tuple[Callable[[bytes], None], list[bytes]]:
     """(what to do with bytes, bytes to begin with: small checkpoints, with a digest and in the format without one)"""
     path, seeds = folder / "server", []
-    for engine in ("fused", "kinship", "composed", "row-wise"):
+    for engine in ("fused", "kinship", "support", "composed", "row-wise"):
         server = make(engine)
         run(server, 6)
         server.save(path)

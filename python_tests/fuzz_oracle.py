@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from fuzz_cases import is_sound
 from fuzz_dice import need
-from slow_rows import TWINS, has_one_top_direction
+from slow_rows import TWINS, clipped, has_one_top_direction
 from slow_server import SETTING_NAMES, SlowServer
 from test_kinship import Twin
 
@@ -57,6 +57,16 @@ class SlowKin(Twin):
         return super().combine(rows)
 
 
+class SlowSupport(SlowServer):
+    """With the shifts that the server has."""
+
+    def combine(self, rows: np.ndarray) -> np.ndarray:
+        if len(rows) == 0 or not self.estimate:
+            return rows[0] if len(rows) else np.zeros_like(self.model)
+        weights = np.maximum(1 / len(rows) + self.shift[self.senders], 0)
+        return weights @ clipped(rows, np.median(np.linalg.norm(rows, axis=1)))
+
+
 class Before:
     """A server's state in float64, as the slow servers want it."""
 
@@ -76,7 +86,7 @@ class Before:
         c, a = self.config, self.arrays
         settings = {name: getattr(c, name) for name in SETTING_NAMES}
         settings["trim"] = c.trim if c.estimate else 0  # an update alone is not trimmed
-        kind = SlowRows if c.row_wise and c.rule != "kinship" else SlowServer
+        kind = {"kinship": SlowServer, "support": SlowSupport}.get(c.rule, SlowRows if c.row_wise else SlowServer)
         slow = kind(a["models"][0], self.clients, **settings)
         rows = len(a["models"])
         oldest = max(0, self.version - c.max_staleness)
@@ -90,6 +100,8 @@ class Before:
         clock.epoch, clock.rounds, clock.applies = a["clock"].astype(int)
         clock.last, clock.uploads = np.where(self.seen, a["last_epoch"], np.nan), a["uploads"].astype(int)
         clock.gone = a["last_epoch"] < 0
+        if kind is SlowSupport:
+            slow.shift = a["shift"]
         if kind is SlowRows:
             slow.config, slow.clients, slow.centre, slow.rounds = c, self.clients, a["centre"], int(a["rounds"])
         if c.rule != "kinship":

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import torch
 from fuzz_dice import OPS, Call, Dice, cast, need, offset, wide
-from fuzz_scene import BOUND_NAMES, PER_CLIENT, Scene
+from fuzz_scene import AVERAGED, BOUND_NAMES, PER_CLIENT, SUPPORT_NAMES, Scene
 from torch import Tensor
 
 from secureafl_ext import _C
@@ -17,14 +17,14 @@ VERDICT = struct.Struct("i4xq????ifxxxxdff")
 
 
 def a_round(op: str, dice: Dice, device: str) -> Call:
-    """step_ and kin_step_, and the same round in phases for the ops of ranks."""
-    scene = Scene(dice, device, op == "kin_step_")
+    """step_, kin_step_ and support_step_, and the same round in phases for the ops of ranks."""
+    scene = Scene(dice, device, AVERAGED.get(op))
     args = scene.args(dice)
     if dice.chance(0.15):
         _wild_numbers(dice, scene, args)
     odd = dice.chance(0.05)
     if odd or dice.chance(0.15):
-        for name in ("models", "last", "slots", "gram", "along", "last_updates", "products"):
+        for name in ("models", "last", "slots", "gram", "along", "last_updates", "products", "basis"):
             if name in args and dice.chance(0.5):
                 items = 1 if odd else 16 // args[name].element_size()
                 args[name], scene.sane = offset(args[name], items), False
@@ -33,7 +33,7 @@ def a_round(op: str, dice: Dice, device: str) -> Call:
     facts = {"may_refuse": True} if odd else {}
     facts |= {"n": scene.n, "m": scene.m, "d": scene.d, "lists": len(args["recorded"])}
     call = Call(op, args, scene.check, facts)
-    if op == "step_" or op == "kin_step_":
+    if op == "step_" or op in AVERAGED:
         return call
     if op == "update_sums":
         call.check = lambda sums: check_sums(scene, args, sums)
@@ -64,7 +64,7 @@ def _wild_numbers(dice: Dice, scene: Scene, args: dict[str, object]) -> None:
         value = args[name]
         if isinstance(value, Tensor) and value.is_floating_point() and name != "models" and value.numel():
             value.copy_(cast(dice.spoil(value.double().cpu().numpy()), value.dtype, scene.device))
-        elif name in BOUND_NAMES[2:]:
+        elif name in BOUND_NAMES[2:] or name in SUPPORT_NAMES:
             args[name] = dice.choice((math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300))
         elif name == "known":
             args[name] = dice.choice((-(2**63), 0, 2**63 - 1))
@@ -117,4 +117,4 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
     need(not error.numel() or error.max() <= 1e-4 * (1 + theirs.abs().max()), "estimates differ by", error)
 
 
-STATEFUL = dict.fromkeys(("step_", "kin_step_", "update_sums", "apply_", "renew_", "refresh_"), a_round)
+STATEFUL = dict.fromkeys(("step_", *AVERAGED, "update_sums", "apply_", "renew_", "refresh_"), a_round)

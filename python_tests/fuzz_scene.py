@@ -9,18 +9,27 @@ from fuzz_dice import OPS, Dice, cast, need
 from torch import Tensor
 
 from secureafl_ext.config import Config
+from secureafl_ext.engines import support
 from secureafl_ext.engines.composed import Composed
 from secureafl_ext.engines.fused import Fused, padded
 from secureafl_ext.engines.kinship import BOUNDS, FusedKinship
 from secureafl_ext.engines.presence import settings_of as of_presence
+from secureafl_ext.engines.row_wise import refresh_rounds
+from secureafl_ext.engines.support import FusedSupport
+from secureafl_ext.rules.similarity import SPAN
+from secureafl_ext.rules.support import STAGES
 
 PER_CLIENT = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
 SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "estimate", "receive")
 BOUND_NAMES = ("span", "known", "kin", "crowd", "turned", "least", "least_sum", "least_apart", "near")
+SUPPORT_NAMES = (
+    "cut", "crowd", "crowd_least", "odd", "odd_least", "kin", "short_square", "few_kin", "short_level", "fade", "again",
+)  # fmt: skip
+AVERAGED = {"kin_step_": "kinship", "support_step_": "support"}  # ops of a round, and the rule of theirs
 
 
-def settings_of(dice: Dice, n: int, kin: bool) -> Config:
-    rule = "kinship" if kin else dice.choice(("median", "trimmed_mean", "mean"))
+def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
+    kin, rule = rule is not None, rule or dice.choice(("median", "trimmed_mean", "mean"))
     hold = dice.chance(0.6)
     estimate = kin or dice.chance(0.9)
     return Config(
@@ -63,9 +72,11 @@ def presence(dice: Dice, n: int, seen: Tensor) -> dict[str, Tensor]:
 class Scene:
     """One state, one arrival, and the engine of a server that holds the state; its oracle has the same in float64."""
 
-    def __init__(self, dice: Dice, device: str, kin: bool):
+    def __init__(self, dice: Dice, device: str, rule: str | None):
+        """rule: one of AVERAGED, or none for a round of a coordinate-wise rule"""
         n, d = dice.choice((1, 2, 3, 4, 6, 9)), dice.choice((0, 1, 2, 5, 8, 33, 65, 130))
-        self.config = c = settings_of(dice, n, kin)
+        self.config = c = settings_of(dice, n, rule)
+        kin = rule is not None
         self.device, self.kin, self.half = torch.device(device), kin, not kin and dice.chance(0.3)
         n = n if kin else padded(n, c, self.device)
         self.n, self.m, self.d = n, c.memory, d
@@ -88,7 +99,7 @@ class Scene:
         self.client = dice.randrange(n)
         self._arrive(dice, state, models)
         if kin:
-            self._draw_kinship(dice, state)
+            self._draw_averages(dice, state)
         self.engine = self._fill(dice, state, models)
         self.models = models.to(self.device)
         self.oracle, self.state = None, state
@@ -108,22 +119,34 @@ class Scene:
             sent, self.sane = cast(values, torch.float32, "cpu"), self.sane and not np.abs(values).max(initial=0) > 1e15
         self.update = sent
 
-    def _draw_kinship(self, dice: Dice, state: dict[str, Tensor]) -> None:
+    def _draw_averages(self, dice: Dice, state: dict[str, Tensor]) -> None:
         n, rows = self.n, state["last_updates"].double()
         seen = state["seen"]
         rows[~seen] = 0
         state["last_updates"] = rows.float()
         towards = torch.from_numpy(dice.normal(n, 3))
         centre = torch.from_numpy(dice.numbers.random(n))
+        rounds, means, support = dice.randrange(99), towards @ towards.T, self.config.rule == "support"
         state |= {
-            "products": rows @ rows.T, "centre": torch.zeros(self.d), "rounds": torch.tensor(dice.randrange(99)),
-            "kinship": towards @ towards.T, "met": torch.from_numpy(dice.numbers.integers(0, 8, n)),
-            "kin_centre": centre / centre.sum() if dice.chance(0.7) else 0 * centre,
+            "products": rows @ rows.T, "centre": torch.zeros(self.d), "similarity" if support else "kinship": means,
+            "met": torch.from_numpy(dice.numbers.integers(0, 8, n)),
         }  # fmt: skip
+        if support:
+            every = refresh_rounds(n)
+            rounds = every * (1 + rounds) - 1 if dice.chance(0.6) else rounds  # this round ends with a refresh
+            size = dice.choice((1.0, 1.0, 0.1, 0.0, 1e300))
+            self.sane = self.sane and size <= 1  # clipped to 1, their eigenvectors are not unique
+            state["similarity"] = means / means.abs().max() * size
+            state["shift"] = torch.from_numpy(dice.normal(n)) / n
+            state["basis"] = torch.linalg.qr(torch.from_numpy(dice.normal(STAGES, n, n)))[0]
+        else:
+            state["kin_centre"] = centre / centre.sum() if dice.chance(0.7) else 0 * centre
+        state["rounds"] = torch.tensor(rounds)
 
-    def _fill(self, dice: Dice, state: dict[str, Tensor], models: Tensor) -> Fused | FusedKinship:
+    def _fill(self, dice: Dice, state: dict[str, Tensor], models: Tensor) -> Fused | FusedKinship | FusedSupport:
         if self.kin:
-            engine = FusedKinship(self.config, self.n, self.d, self.device)
+            made = FusedSupport if self.config.rule == "support" else FusedKinship
+            engine = made(self.config, self.n, self.d, self.device)
             engine.load(state, models[self.now])
             return engine
         c = Config(**{**vars(self.config), "history_dtype": "float16"}) if self.half else self.config
@@ -159,9 +182,13 @@ class Scene:
             args |= {"slots": e.slots, "last": e.last, **dict(zip(PER_CLIENT, e._per_client, strict=True))}
             args["arrived"] = e._arrived
             return args
-        h, rows, kin = e.history, e.rows, e.kinship
+        h, rows, kin = e.history, e.rows, e.rows.similarity
         args |= {"last_updates": h.last_updates, "last_models": h.last_models, "seen": h.seen, "met": kin.met}
-        args |= {"products": rows.products, "kinship": kin.means, "centre": kin.centre, "rounds": rows.rounds}
+        args |= {"products": rows.products, "rounds": rows.rounds}
+        if c.rule == "support":
+            args |= {"similarity": kin.means, "basis": kin.basis, "shift": kin.shift, "span": SPAN, "every": rows.every}
+            return args | dict(zip(SUPPORT_NAMES, support.bounds(), strict=True))
+        args |= {"kinship": kin.means, "centre": kin.centre}
         return args | dict(zip(BOUND_NAMES, BOUNDS, strict=True))
 
     def expected(self, stretch: float = 1.0) -> tuple[Composed, Tensor, tuple[Tensor, ...]]:
@@ -205,7 +232,7 @@ class Scene:
         for name in ("pairs", "seen", "recorded", "met", "rounds", "clock", "last_epoch", "uploads"):
             need(name not in other or torch.equal(mine[name], other[name]), name, mine.get(name), other.get(name))
         need(torch.equal(mine["counts"][:3], other["counts"][:3]), "counts", mine["counts"], other["counts"])
-        for name in ("last_updates", "last_models", "kinship", "kin_centre", "factors"):
+        for name in ("last_updates", "last_models", "kinship", "similarity", "kin_centre", "shift", "factors"):
             if name in other and other[name].numel():
                 close = torch.isclose(mine[name].double(), other[name], rtol=1e-4, atol=1e-5 * float(size))
                 need(close.all(), name, mine[name], other[name])

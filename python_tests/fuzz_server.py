@@ -29,8 +29,8 @@ from secureafl_ext import SecureAFL
 from secureafl_ext.engines import fused
 
 HELD = (
-    "last_updates", "last_models", "dw", "dg", "pairs", "seen", "products", "kinship", "met", "centre", "oldest",
-    "gram", "scales",
+    "last_updates", "last_models", "dw", "dg", "pairs", "seen", "products", "kinship", "similarity", "met", "centre",
+    "oldest", "gram", "scales",
 )  # fmt: skip
 
 

@@ -9,29 +9,29 @@ from fuzz_dice import Dice, need
 from torch import Tensor
 
 from secureafl_ext.config import RULES
-from secureafl_ext.engines import fused, kinship
+from secureafl_ext.engines import fused, kinship, support
 
 
 @contextmanager
 def composed_alone(wanted: bool) -> Iterator[None]:
     """Servers made here do their rounds of plain ops, if wanted."""
-    kept = fused.unsupported, kinship.fits
+    kept = fused.unsupported, kinship.fits, support.fits
     if wanted:
-        fused.unsupported, kinship.fits = (lambda *_: "this test"), (lambda *_: False)
+        fused.unsupported, kinship.fits, support.fits = (lambda *_: "this test"), *(2 * (lambda *_: False,))
     try:
         yield
     finally:
-        fused.unsupported, kinship.fits = kept
+        fused.unsupported, kinship.fits, support.fits = kept
 
 
 def settings_of(dice: Dice, n: int) -> tuple[dict[str, object], torch.dtype]:
     """(settings, the model's dtype)"""
-    rule = dice.choice((*RULES, "median", "median", "trimmed_mean", "mean", "kinship", "kinship"))
+    rule = dice.choice((*RULES, "median", "median", "trimmed_mean", "mean", *(2 * ("kinship", "support"))))
     pairs = "rounds" if dice.chance(0.1) else "received"
     row_wise = RULES[rule] == "row-wise"
     memory = dice.choice((0, 0, 0, 1, 2, 3)) if row_wise else dice.choice((0, 1, 1, 2, 3, 3, 16))
     hold, estimate, keep = dice.chance(0.6), dice.chance(0.9), dice.chance(0.8)
-    buckets = dice.choice((1, 1, 2, 3)) if rule not in ("median", "trimmed_mean", "kinship") else 1
+    buckets = dice.choice((1, 1, 2, 3)) if rule not in ("median", "trimmed_mean", "kinship", "support") else 1
     history = dice.choice((torch.float32,) * 4 + (torch.float64,))
     if not row_wise and buckets == 1 and pairs == "received" and memory and dice.chance(0.25):
         history = torch.float16

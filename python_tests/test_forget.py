@@ -9,6 +9,7 @@ from secureafl_ext.engines import sharded
 
 GONE = 2
 SHARED = {"models", "last_models", "counts", "rounds", "version", "stale", "too_soon", "centre", "turns", "clock"}
+PAIRED = ("products", "kinship", "similarity")
 POOLED = {"factors", "recorded"}  # shared too, where Q is pooled
 
 
@@ -24,7 +25,7 @@ def shared_in(server):
 
 def of_client(state, client, shared):
     """What only this client's uploads have made: its rows, and its columns of what clients have in pairs."""
-    rows = {name: value[client] for name, value in state.items() if name not in shared}
+    rows = {name: value[client] for name, value in state.items() if name not in shared and name != "basis"}
     return {**rows, "last_models": state["last_models"][client]}
 
 
@@ -47,13 +48,15 @@ def test_no_number_of_a_forgotten_client_is_left(engine, device):
     for name, value in of_client(after, GONE, shared).items():
         assert torch.equal(value, fresh[name][GONE]), name
     assert not any(part.any() for part in server.last(torch.tensor([GONE], device=device)))
-    for name in ("products", "kinship"):  # both of a pair
+    for name in PAIRED:  # both of a pair
         assert name not in after or not after[name][:, GONE].any()
     for name, value in before.items():
         if name in shared:
             assert torch.equal(torch.as_tensor(after[name]), torch.as_tensor(value)) or name == "last_models", name
-        elif name in ("products", "kinship"):
+        elif name in PAIRED:
             assert torch.equal(after[name][others][:, others], value[others][:, others]), name
+        elif name == "basis":  # eigenvectors of all clients together
+            assert torch.equal(after[name], fresh[name]), name
         else:
             assert torch.equal(after[name][others], value[others]), name
 

@@ -32,7 +32,9 @@ def after_rounds(rounds=24, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"memory": 1}, {"rule": "kinship", "memory": 0}, {"rule": "krum", "memory": 0}], ids=str
+    "settings",
+    [{"memory": 1}, *({"rule": rule, "memory": 0} for rule in ("kinship", "support", "krum"))],
+    ids=str,
 )
 def test_a_wrong_round_is_found(settings):
     server = after_rounds(filter=False, **settings)

@@ -24,6 +24,7 @@ def make(device, n, d, **settings):
     return server
 
 
+AVERAGED = {"kinship", "kin_centre", "similarity", "shift"}
 SETTINGS = {"rule": "kinship", "memory": 0, "lr": 0.1, "max_staleness": 4}
 
 
@@ -113,7 +114,7 @@ def agree(ours, theirs, bound=1e-5):
     a, b = (state["products"].cpu()[seen][:, seen] for state in (mine, other))
     lengths = b.diagonal().sqrt()
     assert ((a - b).abs() <= bound * lengths[:, None] * lengths).all()
-    for name in ("kinship", "kin_centre"):
+    for name in AVERAGED & mine.keys():
         assert torch.allclose(mine[name].cpu(), other[name].cpu(), rtol=bound, atol=bound), name
     assert torch.allclose(mine["factors"].cpu(), other["factors"].cpu(), rtol=1e-3)
     assert ours.stats() == theirs.stats()
@@ -371,13 +372,14 @@ def test_cpu_and_gpu_agree(n, d):
 
 
 class Emulated:
-    """`kin_step_` of a GPU, warps in the order of a seed."""
+    """`kin_step_` of a GPU or another round with so many tensors of state, warps in the order of a seed."""
 
-    def __init__(self, seed):
-        self.run, self.seed = library("kin").kin_step, seed
+    def __init__(self, seed, op="kin_step", tensors=14):
+        self.run, self.seed, self.tensors = getattr(library("kin"), op), seed, tensors
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
-        state, (lr, quantile, max_norm, *flags), bounds = rest[:14], rest[14:23], rest[23:]
+        state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
+        flags, bounds = others[:6], others[6:]
         results = torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=F64), torch.zeros((), dtype=torch.int64)
         tensors = pointers(
             update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state, *results
@@ -393,13 +395,13 @@ class Emulated:
         return results
 
 
-def emulate(monkeypatch, server, seed):
+def emulate(monkeypatch, server, step, module=kinship):
     """Its rounds from here on."""
-    plain, step = server._engine.round, Emulated(seed)
+    plain, step = server._engine.round, Emulated(step) if isinstance(step, int) else step
 
     def round(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(kinship, "step", step)
+            patch.setattr(module, "step", step)
             return plain(*arguments)
 
     server._engine.round = round

@@ -11,17 +11,19 @@ N, D, M = 5, 70, 3
 HUGE = 2**62
 ROUND = torch.ops.secureafl.step_.default
 KIN = torch.ops.secureafl.kin_step_.default
+SUPPORT = torch.ops.secureafl.support_step_.default
+AVERAGED = {KIN: "kinship", SUPPORT: "support"}
 
 
 def arguments(device, op=ROUND):
     """By name, of a server that has been at work."""
-    settings = {"rule": "kinship", "memory": 0} if op is KIN else {}
+    settings = {"rule": AVERAGED[op], "memory": 0} if op in AVERAGED else {}
     server = SecureAFL(torch.zeros(D, device=device), N, **settings)
     random = torch.Generator().manual_seed(0)
     for i in range(4 * N):
         server.submit(i % N, torch.randn(D, generator=random).to(device), server.version)
     engine = server._engine
-    judged = engine.factors, engine.recorded, engine.counts, *(() if op is KIN else (engine._arrived,))
+    judged = engine.factors, engine.recorded, engine.counts, *(() if op in AVERAGED else (engine._arrived,))
     now = server.version % len(server.models)
     given = torch.ones(D, device=device), torch.tensor([1], device=device), server.model_at(server.version - 1)
     values = *given, now, (now + 1) % len(server.models), server.models, *engine._past, *judged, *engine._settings
@@ -68,6 +70,10 @@ OUTSIDE = {
     "probation -1": ("probation", -1, "probation must lie in 0 to"),
     "clock of others": ("clock", lambda c: c[:2].contiguous(), r"clock must have shape \(3,\)"),
     "span 0": ("span", 0, "span must lie in 1 to"),
+    "every 0": ("every", 0, "every must lie in 1 to"),
+    "every huge": ("every", HUGE, "every must lie in 1 to"),
+    "basis of others": ("basis", lambda b: b[:2].contiguous(), r"basis must have shape \(3, n, n\)"),
+    "shift of others": ("shift", lambda s: s[:2].contiguous(), r"shift must have shape \(n,\)"),
     "no room": ("seen_factors", lambda q: q[:, :0].contiguous(), r"seen_factors must have shape \(1, room\)"),
     "two lists": ("seen_factors", lambda q: q[:2].contiguous(), r"seen_factors must have shape \(1, room\)"),
     "flat factors": ("seen_factors", lambda q: q.flatten(), r"seen_factors must have shape \(lists, room\)"),
@@ -86,7 +92,7 @@ def call(op, given):
     return op(*given.values())
 
 
-@pytest.mark.parametrize("op", [ROUND, KIN], ids=["step_", "kin_step_"])
+@pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=["step_", "kin_step_", "support_step_"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_refuses_or_survives_every_value(op, case, device):
     given, (name, value, words) = arguments(device, op), CASES[case]

@@ -107,7 +107,7 @@ def test_a_function_that_returns_no_weights_is_found_when_the_server_is_made(wei
 
 def test_an_unknown_rule_lists_the_registered_ones():
     register_rule("mine", mean)
-    with pytest.raises(ValueError, match=r"rule must be one of median, .*, kinship, mine, got 'yours'"):
+    with pytest.raises(ValueError, match=r"rule must be one of median, .*, support, mine, got 'yours'"):
         make(rule="yours")
 
 
@@ -185,7 +185,7 @@ def test_an_installed_package_is_found_and_called_once(tmp_path, monkeypatch):
     assert make(rule="median").config.rule == "median" and "plugged_in" not in RULES  # not loaded before it is needed
     for _ in range(2):
         assert make(rule="plugged_in").config.row_wise
-        with pytest.raises(ValueError, match="kinship, plugged_in, got 'other'"):
+        with pytest.raises(ValueError, match="support, plugged_in, got 'other'"):
             Config(rule="other")
     assert __import__("plugged").calls == [1]
 

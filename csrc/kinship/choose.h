@@ -32,7 +32,8 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
     if (team.across() != 0) continue;
     const bool kept = table.flags[i] & Table::kKept;
     const double norm = table.norms[i];
-    const double share = 1.0 / count + (r.shift ? r.shift[i] : 0);
+    // Below 0 if more clients count than when the shifts were computed.
+    const double share = r.shift ? fmax(1.0 / count + r.shift[i], 0.0) : 1.0 / count;
     const float weight = kept ? static_cast<float>(share * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
     if (i == client) {
       out->own_weight = weight;

@@ -191,7 +191,8 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   const int count = static_cast<int>(sum_all(team, counted, t.parts));
   if (count == 0) return;
   for_entries(team, n, [&](int at, int i, int k) {
-    t.rest[at] = r.counts[i] && r.counts[k] ? r.means[at] : 0;
+    // Products of updates of norm 1 at most. Larger ones only come from a file, and could overflow.
+    t.rest[at] = r.counts[i] && r.counts[k] ? fmin(fmax(r.means[at], -1.0), 1.0) : 0;
     t.remaining[at] = i == k;
   });
   const SupportBounds& b = r.bounds;

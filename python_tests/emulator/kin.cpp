@@ -1,8 +1,10 @@
-#include <type_traits>
+#include <memory>
 
 #include "kinship/kin_step.cuh"
+#include "support/refresh.cuh"
 
-// `kin_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh, block after block.
+// `kin_step_` and `support_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh and csrc/support/refresh.cuh,
+// block after block.
 
 using namespace secureafl;
 
@@ -23,20 +25,59 @@ static void run(const KinRound& r, unsigned seed) {
                    [&] { cuda::kin_step_kernel<kVector>(r, &choice); });
 }
 
-// Tensors and numbers in the order of the arguments of the op. models: the current row and the next one. Then the
-// results.
-extern "C" void kin_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
-  const auto tensor = [&](auto*& field) { field = static_cast<std::remove_reference_t<decltype(field)>>(*at++); };
-  KinRound r{};
+static void run(const KinRound& r, unsigned seed) { r.d % 4 == 0 ? run<4>(r, seed) : run<1>(r, seed); }
+
+// Tensors of the op's arguments, in their order.
+struct Reader {
+  void** at;
+  template <typename T>
+  void operator()(T*& field) {
+    field = static_cast<T*>(*at++);
+  }
+};
+
+// models: the current row and the next one
+static void read_arrival(Reader& tensor, KinRound& r) {
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
   tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products), tensor(r.means), tensor(r.met);
-  tensor(r.centre), tensor(r.rounds), tensor(r.presence.clock);
-  tensor(r.presence.last_epoch), tensor(r.presence.uploads), tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts);
-  tensor(r.accepted), tensor(r.factor), tensor(r.reason);
+}
+
+// Then the results.
+static void read_rest(Reader& tensor, const int64_t* whole, const double* real, KinRound& r) {
+  tensor(r.rounds), tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
+  tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts), tensor(r.accepted), tensor(r.factor), tensor(r.reason);
   r.n = whole[0], r.d = whole[1], r.lists = whole[2], r.room = whole[3];
   r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];
   r.presence.expiry = whole[8], r.presence.probation = whole[9];
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
+}
+
+extern "C" void kin_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  KinRound r{};
+  read_arrival(tensor, r);
+  tensor(r.centre);
+  read_rest(tensor, whole, real, r);
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
-  r.d % 4 == 0 ? run<4>(r, seed) : run<1>(r, seed);
+  run(r, seed);
+}
+
+// real: after max_norm span, every and the bounds of the rule
+extern "C" void support_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  KinRound r{};
+  Refresh refresh{};
+  double* shift;
+  read_arrival(tensor, r);
+  tensor(refresh.basis), tensor(shift);
+  read_rest(tensor, whole, real, r);
+  r.bounds.span = real[3], r.shift = refresh.shift = shift;
+  refresh.n = r.n, refresh.means = r.means;
+  std::memcpy(&refresh.bounds, real + 5, sizeof(refresh.bounds));
+  run(r, seed);
+  std::vector<double> scratch(RefreshTables::doubles(r.n), std::nan(""));
+  const std::unique_ptr<bool[]> counts(new bool[r.n]);
+  emulator::launch(1, cuda::BlockTeam::kSize, 0, seed, [&] {
+    cuda::support_refresh_kernel(r, refresh, static_cast<int64_t>(real[4]), scratch.data(), counts.get());
+  });
 }

@@ -107,7 +107,8 @@ class RowWise:
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
         if isinstance(similarity, Support) and int(self.rounds) % self.every == 0:  # waits for the device
-            similarity.refresh(present.index_copy(0, client, (present.index_select(0, client)[0] & stored)[None]))
+            has_row = history.seen.index_select(0, client) | stored  # a first update that is not stored leaves no row
+            similarity.refresh(present.index_copy(0, client, present.index_select(0, client) & has_row))
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
 

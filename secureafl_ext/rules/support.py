@@ -51,17 +51,19 @@ class Support(Similarity):
     def forget(self, client: int) -> None:
         super().forget(client)
         self.shift[client] = 0
+        self.basis.copy_(torch.eye(len(self.shift), dtype=torch.float64))  # eigenvectors tell of every client
 
     def weights(self, mask: Tensor) -> Tensor:
         """(n) float64: the weights of the clients' updates; zero where mask is false."""
-        return torch.where(mask, 1 / mask.sum(dtype=torch.float64).clamp(min=1) + self.shift, 0)
+        weights = 1 / mask.sum(dtype=torch.float64).clamp(min=1) + self.shift
+        return torch.where(mask, weights.clamp(min=0), 0)  # below 0 if more clients count than at the refresh
 
     def refresh(self, mask: Tensor) -> None:
         """Compute the shifts anew. mask: (n) bool, clients that count"""
         self.shift.zero_()
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
-            self.shift[chosen] = shifts(self.means[chosen][:, chosen])
+            self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # larger ones only from a file
 
 
 def shifts(means: Tensor) -> Tensor:

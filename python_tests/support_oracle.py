@@ -1,0 +1,79 @@
+"""rule="support" once more, in NumPy, client by client and direction by direction as its docstrings read."""
+
+import numpy as np
+
+from secureafl_ext.rules import support as s
+
+
+def bounds(products):
+    """(least eigenvalue of a crowd's direction, what it comes from)"""
+    c = len(products)
+    middle = np.eye(c) - np.ones((c, c)) / c
+    return max(s.CROWD_LEAST, s.CROWD * usual(middle @ products @ middle))
+
+
+def usual(products):
+    """The usual eigenvalue: the median over the clients of |row|^2 / diagonal."""
+    return np.median([row @ row / max(row[k], s.SHORT_LEVEL) for k, row in enumerate(products)])
+
+
+def robust_mean(values):
+    """Tukey's biweight about the median."""
+    center = np.median(values)
+    reach = s.CUT * (s.NORMAL * np.median(np.abs(values - center)) + s.LEAST_SPREAD)
+    weights = [(1 - ((v - center) / reach) ** 2) ** 2 if abs(v - center) < reach else 0 for v in values]
+    return np.average(values, weights=weights)
+
+
+def kin_weights(products):
+    """(c, c): of the kin of each client, their sum 1, or less if a client has almost no kin."""
+    c, weights = len(products), np.zeros((len(products),) * 2)
+    length = np.sqrt(np.maximum(np.diag(products), s.SHORT_SQUARE))
+    for i in range(c):
+        for k in set(range(c)) - {i}:
+            cosine = products[i, k] / (length[i] * length[k])
+            weights[i, k] = min(max((cosine - s.KIN) / (1 - s.KIN), 0), 1)
+        weights[i] /= max(weights[i].sum(), s.FEW_KIN)
+    return weights
+
+
+class Space:
+    """Vectors written by coefficients of the clients' mean updates; products (c, c): their inner products."""
+
+    def __init__(self, products):
+        self.products, self.cut = np.array(products, dtype=float), []
+        self.left = self.products.copy()  # of the parts of the clients that are orthogonal to all that was cut
+
+    def loadings(self, direction):
+        """(c): of every client's remaining part along a direction, given by coefficients of these parts."""
+        return self.left @ direction
+
+    def cut_above(self, least, maps):
+        """(c): the coefficients of what is added to the mean. maps (c, c): whose directions are looked for."""
+        values, vectors = np.linalg.eigh(maps @ self.left @ maps.T)
+        found = [maps.T @ vectors[:, j] / np.sqrt(values[j]) for j in range(len(values)) if values[j] > least]
+        along = [self.loadings(direction) for direction in found]
+        added, own = np.zeros(len(self.left)), [self.remaining(direction) for direction in found]
+        for coefficients, loads in zip(own, along, strict=True):
+            added += coefficients * (robust_mean(loads) - loads.mean())
+        for coefficients, loads in zip(own, along, strict=True):
+            self.cut.append((coefficients, loads))
+            self.left = self.left - np.outer(loads, loads)
+        return added
+
+    def remaining(self, coefficients):
+        """Coefficients of the clients' whole mean updates, from those of their remaining parts."""
+        return coefficients - sum((loads @ coefficients * own for own, loads in self.cut), np.zeros(len(coefficients)))
+
+
+def shifts(products):
+    c = len(products)
+    space, crowd, everyone = Space(products), bounds(products), np.eye(c)
+    weights = np.full(c, 1 / c) + space.cut_above(crowd, everyone)
+    apart = everyone - kin_weights(space.left)
+    odd = max(s.ODD_LEAST, s.ODD * usual(apart @ space.left @ apart.T))
+    weights += space.cut_above(odd, apart)
+    weights += space.cut_above(s.AGAIN * crowd, everyone)
+    share = weights * c  # 1 is a client's share of the mean
+    faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))
+    return (faded - 1) / c

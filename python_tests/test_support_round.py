@@ -1,0 +1,262 @@
+"""The support rule's round as one op against the composed one: same arrivals, same verdicts, averages and models."""
+
+import pytest
+import torch
+from states import enqueued_like_submitted, identical
+from support_oracle import shifts
+from test_kin_round import Arrivals, agree, drive
+
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import support
+from secureafl_ext.engines.support import FusedSupport
+
+F32, F64 = torch.float32, torch.float64
+NAN, INF = float("nan"), float("inf")
+SETTINGS = {"rule": "support", "memory": 0, "lr": 0.1, "max_staleness": 4}
+
+
+def make(device, n, d, **settings):
+    server = SecureAFL(torch.zeros(d, device=device), n, **{**SETTINGS, **settings})
+    assert isinstance(server._engine, FusedSupport)
+    return server
+
+
+def composed(create):
+    """The server that `create` makes, its rounds of plain ops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(support, "fits", lambda *_: False)
+        server = create()
+    assert not isinstance(server._engine, FusedSupport)
+    return server
+
+
+def oracle(n, d, dtype=F64, device="cpu", **settings):
+    settings = {**SETTINGS, "history_dtype": dtype, **settings}
+    return composed(lambda: SecureAFL(torch.zeros(d, dtype=dtype, device=device), n, **settings))
+
+
+def shift_of(server):
+    return server.state_dict()["shift"].cpu()
+
+
+def present_products(server):
+    """(c, c) averaged inner products of the clients that count, and who they are (n) bool."""
+    mask = server.present.cpu()
+    return server.state_dict()["similarity"].cpu()[mask][:, mask], mask
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"quantile": 0.5},
+        {"filter": False},
+        {"receive": False},
+        {"window": 7},
+        {"max_norm": 0.5},
+        {"max_norm": INF},
+        {"max_staleness": 0},
+        {"quantile": 0.0, "store": "all", "on_reject": "step"},
+        {"factors": "pooled", "store": "all", "on_reject": "step"},
+        {"on_reject": "step"},
+        {"expiry": 4, "probation": 2},
+        {"expiry": None, "probation": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
+    plain, ours = oracle(16, 60, dtype, **settings), make(device, 16, 60, **settings)
+    reasons = drive((plain, ours), Arrivals(16, 60), 200)
+    agree(ours, plain)
+    assert shift_of(ours).abs().max() > 0.01
+    assert len({reason.split(",")[0] for reason in reasons}) >= (3 if settings.get("filter") is False else 4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 50])
+def test_any_number_of_clients(device, n):
+    plain, ours = oracle(n, 40), make(device, n, 40)
+    drive((plain, ours), Arrivals(n, 40), max(80, 4 * n))
+    agree(ours, plain)
+    assert n < 8 or shift_of(ours).any()
+
+
+def test_everybody_talks(device):
+    """All take turns, and all their averages count. The last refresh is that of the oracle in NumPy."""
+    n, d = 70, 24
+    plain, ours = oracle(n, d, filter=False), make(device, n, d, filter=False)
+    random = torch.Generator().manual_seed(0)
+    base = torch.randn(n // 5, d, generator=random)
+    for t in range(6 * n):
+        client = t % n
+        update = (base[0] if client < n // 4 else base[client % len(base)]) + 0.2 * torch.randn(d, generator=random)
+        for server in (plain, ours):
+            server.submit(client, update.to(server.model), server.version)
+    agree(ours, plain)
+    products, mask = present_products(ours)
+    assert mask.all() and int(ours.state_dict()["rounds"]) % (2 * n) == 0
+    expected = torch.from_numpy(shifts(products.numpy()))
+    assert torch.allclose(shift_of(ours), expected, rtol=0, atol=1e-9) and expected.abs().max() > 0.3 / n
+
+
+def test_a_refresh_comes_every_2n_rounds_and_changes_nothing_between(device):
+    n, changes = 7, []
+    server, arrivals = make(device, n, 30, filter=False), Arrivals(n, 30, strange=False)
+    before = shift_of(server)
+    while (rounds := int(server.state_dict()["rounds"])) < 12 * n:
+        drive((server,), arrivals, 1)
+        after, now = shift_of(server), int(server.state_dict()["rounds"])
+        if not torch.equal(before, after):
+            changes.append(now)
+        assert now in (rounds, rounds + 1)
+        before = after
+    assert len(changes) >= 3 and all(round % (2 * n) == 0 for round in changes)
+
+
+def test_the_basis_holds_orthogonal_eigenvectors(device):
+    n = 12
+    server, arrivals = make(device, n, 50, filter=False), Arrivals(n, 50, strange=False)
+    while int(server.state_dict()["rounds"]) % (2 * n) or int(server.state_dict()["rounds"]) < 40 * n:
+        drive((server,), arrivals, 1)
+    basis, (products, mask) = server.state_dict()["basis"].cpu(), present_products(server)
+    assert (basis.mT @ basis - torch.eye(n, dtype=F64)).abs().max() < 1e-12
+    whole = torch.zeros(n, n, dtype=F64)
+    whole[mask[:, None] & mask] = products.flatten()
+    turned = basis[0].T @ whole @ basis[0]
+    assert (turned - turned.diagonal().diag()).abs().max() < 1e-8 * turned.abs().max()
+
+
+def with_shift(server, value):
+    """Its shifts as given, and the next round a refresh."""
+    state = server.state_dict()
+    state["shift"][:] = value
+    state["rounds"].fill_(2 * server.clients - 1)
+    server.load_state_dict(state)
+
+
+@pytest.mark.parametrize("made", [make, lambda device, *sizes, **more: oracle(*sizes, device=device, **more)])
+def test_who_sends_nan_in_the_round_of_a_refresh_still_counts_if_it_is_known(made, device):
+    """A client could otherwise choose to be left out of the refresh."""
+    known, new = made(device, 6, 30, probation=0), made(device, 6, 30, probation=0)
+    random = torch.Generator().manual_seed(1)
+    base = torch.randn(30, generator=random)
+    for t in range(60):
+        for server in (known, new):
+            if server is new and t % 6 == 5:
+                continue
+            update = base * (1 + (t % 6 == 5)) + 0.1 * torch.randn(30, generator=random)
+            server.submit(t % 6, update.to(server.model), server.version)
+    for server, counting in ((known, 6), (new, 5)):
+        with_shift(server, 0.01)
+        assert not server.submit(5, torch.full_like(server.model, NAN), server.version).accepted
+        products, mask = present_products(server)
+        assert int(mask.sum()) == counting
+        expected = torch.zeros(6, dtype=F64)
+        expected[mask] = torch.from_numpy(shifts(products.numpy()))
+        assert torch.allclose(shift_of(server), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("made", [make, lambda device, *sizes, **more: oracle(*sizes, device=device, **more)])
+def test_no_weight_falls_below_zero_when_more_clients_count(made, device):
+    """Two clients count, one without weight; then three do. Its update must not be turned around."""
+    server = made(device, 8, 3, probation=0, filter=False, lr=1.0)
+    for client in (0, 1):
+        server.submit(client, torch.tensor([1.0, 0, 0]).roll(client).to(server.model), server.version)
+    state = server.state_dict()
+    state["shift"][1] = -0.5  # 1 / 2 less: no weight
+    server.load_state_dict(state)
+    before = server.model.clone()
+    server.submit(2, torch.tensor([0, 0, 1.0]).to(server.model), server.version)
+    assert torch.allclose(before - server.model, torch.tensor([1 / 3, 0, 1 / 3]).to(before))
+
+
+@pytest.mark.parametrize("store", ["all", "accepted"])
+def test_forgotten_and_left_clients(device, store):
+    settings = {"store": store, "on_reject": "step"}
+    servers = oracle(16, 60, **settings), make(device, 16, 60, **settings)
+    arrivals = Arrivals(16, 60)
+    for i, client in enumerate((*arrivals.active[:3], arrivals.active[-1])):
+        drive(servers, arrivals, 60)
+        for server in servers:
+            server.leave(client) if i % 2 else server.forget(client)
+    agree(servers[1], servers[0])
+    drive(servers, arrivals, 100)
+    agree(servers[1], servers[0])
+
+
+def test_expired_clients_have_no_shift_after_a_refresh(device):
+    servers = oracle(10, 40, expiry=5, filter=False), make(device, 10, 40, expiry=5, filter=False)
+    arrivals = Arrivals(10, 40, strange=False)
+    drive(servers, arrivals, 80)
+    arrivals.active = arrivals.active[:6]
+    drive(servers, arrivals, 100)
+    agree(servers[1], servers[0])
+    assert servers[1].stats()["expired"] >= 4 and not servers[1].present[6:].any()
+    assert not shift_of(servers[1])[6:].any() and shift_of(servers[1])[:6].any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": 2}, {"history_dtype": F64}], ids=str)
+@pytest.mark.parametrize("more", [0, 9])
+def test_resumed_between_two_refreshes_is_bit_identical(settings, more, device, tmp_path):
+    """more: rounds after the refresh at 64 = 4 n"""
+    n = 16
+    server = SecureAFL(torch.zeros(60, device=device), n, **{**SETTINGS, **settings, "filter": False})
+    arrivals = Arrivals(n, 60, strange=False)
+    while int(server.state_dict()["rounds"]) < 4 * n + more:
+        drive((server,), arrivals, 1)
+    server.save(tmp_path / "server")
+    resumed = SecureAFL.load(tmp_path / "server", device=device)
+    identical(resumed, server)
+    drive((server, resumed), arrivals, 5 * n)
+    identical(resumed, server)
+    assert shift_of(server).any()
+
+
+def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
+    plain, ours = oracle(16, 60, F32), make(device, 16, 60)
+    arrivals = Arrivals(16, 60)
+    drive((plain, ours), arrivals, 100)
+    plain.save(tmp_path / "plain")
+    ours.save(tmp_path / "ours")
+    there = SecureAFL.load(tmp_path / "plain", device=device)
+    back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
+    assert isinstance(there._engine, FusedSupport)
+    drive((plain, ours, there, back), arrivals, 100)
+    for server in (ours, there, back):
+        agree(server, plain)
+
+
+@pytest.mark.parametrize("made", [make, lambda device, *sizes, **more: oracle(*sizes, device=device, **more)])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e160])
+def test_a_file_with_huge_averages_gives_finite_shifts(made, value, device):
+    server, arrivals = made(device, 6, 20, filter=False), Arrivals(6, 20, strange=False)
+    drive((server,), arrivals, 60)
+    state = server.state_dict()
+    state["similarity"][:4, :4] = value
+    server.load_state_dict(state)
+    with_shift(server, 0)
+    drive((server,), arrivals, 24)
+    assert shift_of(server).isfinite().all() and server.model.isfinite().all() and shift_of(server).abs().max() <= 1
+
+
+def test_enqueued_rounds_are_submitted_ones(device):
+    """On a GPU they are replayed from a captured graph, the refresh too."""
+    one, twin = (make(device, 9, 40, filter=False) for _ in range(2))
+    arrivals = Arrivals(9, 40, strange=False)
+
+    def uploads():
+        for _ in range(120):
+            client, update, _ = arrivals.next(twin)
+            yield client, update.to(twin.model), twin.version
+
+    enqueued_like_submitted(one, twin, uploads())
+    assert shift_of(one).any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(("n", "d"), [(1, 8), (20, 4096), (50, 4099), (100, 256)])
+def test_cpu_and_gpu_agree(n, d):
+    cpu, gpu = make("cpu", n, d), make("cuda", n, d)
+    drive((cpu, gpu), Arrivals(n, d), max(150, 4 * n))
+    agree(gpu, cpu)
+    assert n == 1 or shift_of(gpu).any()

@@ -328,11 +328,13 @@ def test_a_table_on_a_terminal_is_cut_nowhere(width, capsys, monkeypatch):
     run = outcome(asr=0.125, attack="gaussian", defense="secureafl-paper", dataset="fashion-mnist")
     shares = {"accepted": 0.5, "rejected_honest": 0.25, "rejected_malicious": 0.75, "precision": 0.625}
     shares |= {"late_error": 0.3125, "late_asr": 0.4375, "worst_class_error": 0.5625}
+    shares |= {"left_out_precision": 0.9375, "left_out_recall": 0.1875}
     run.summary.update(shares | {"estimation_error": 0.875, "rounds_per_second": 1234.0})
     console.print_table([run], ["attack", "defense"])
     printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     heads = [part for column in console.COLUMNS for part in column.heading.split("\n")]
-    for text in (*heads, "gaussian", "secureafl-paper", "0.125", "0.312", "0.438", "0.562", "0.62", "0.875", "1234"):
+    numbers = "0.125", "0.312", "0.438", "0.562", "0.62", "0.875", "1234", "0.94", "0.19"
+    for text in (*heads, "gaussian", "secureafl-paper", *numbers):
         assert text in printed, text
     assert "…" not in printed and max(map(len, printed.splitlines())) <= width
 

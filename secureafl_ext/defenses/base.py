@@ -39,6 +39,8 @@ class Verdict(NamedTuple):
 class Rule(Protocol):
     """Optional: `forget(client: int)` erases the memory of one client, so that another client can take its number.
     Optional: `every: int`, the rounds between two trusted gradients (see Arrival.refresh).
+    Optional: `weighs: bool`. If true, `weights` (n) float64 are those of the clients' remembered updates in the last
+    step, and `seen` (n) bool the clients that have one. The summary of a run then tells how well it leaves clients out.
     Optional: the methods of AcceptanceTest or NearestAccepted, for the adaptive attack.
     """
 
@@ -75,7 +77,11 @@ class Trusted:
 
 
 class Server(protocol.Server, Protocol):
-    """A defense as the simulator's loop uses it."""
+    """A defense as the simulator's loop uses it.
+
+    Optional: `present` (n) bool, clients that count, and `left_out() -> Tensor | None`, (n) bool, those of them that
+    have almost no weight; None if the defense has no weights.
+    """
 
     @property
     def capturable(self) -> bool: ...  # whether enqueue() exists

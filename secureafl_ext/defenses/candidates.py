@@ -142,5 +142,12 @@ CANDIDATES: dict[str, tuple[dict[str, object], ...]] = {
         {"buffer": 5, "trim": 2, "server_lr": 5.0},
         {"trim": 4, "server_lr": 10.0},
     ),
-    "secureafl-support": (),  # filled with TRIALS settings when the defense is there
+    "secureafl-support": (
+        {},
+        {"filter": False},
+        {"quantile": 0.95},
+        {"quantile": 0.99},
+        {"expiry": 4},
+        {"expiry": 4, "filter": False},
+    ),
 }

@@ -35,6 +35,7 @@ class DeMoA(LastUpdates):
         need(aggregator in AGGREGATORS, "DeMoA", "aggregator", f"one of {', '.join(AGGREGATORS)}", aggregator)
         super().__init__(model, clients, momentum)
         self.aggregator, self.malicious = aggregator, malicious_count("DeMoA", clients, malicious)
+        self.weighs = aggregator in ("geometric_median", "krum")
         self.config = Config(rule="geometric_median")
 
     def judge(self, arrival: Arrival) -> Verdict:

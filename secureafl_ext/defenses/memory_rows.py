@@ -18,6 +18,7 @@ ACCEPTED, NO_WEIGHT, TOO_FEW, TOO_LARGE = range(4)
 class LastUpdates:
     """rows: (n, d) last update of each client; zeros if it has none    seen: (n) bool, clients that have one
     products: (n, n) float64, inner products of the rows. One arrival changes one row and one column
+    weights: (n) float64, of the rows in the last step; zeros if the rule has none (weighs is False)
     momentum: beta. Above 0, a row is the client's momentum: beta * row + (1 - beta) * update; first update: itself
 
     No step before more than half of the clients are known: a synchronous rule withstands a minority of its rows, and
@@ -25,6 +26,7 @@ class LastUpdates:
     The receipt's factor is the weight of the client's row in the step, and its reason says if that weight is 0.
     """
 
+    weighs = True  # whether judge() returns `weighted`, not `stepped`
     REASONS: tuple[str, ...] = (
         "accepted",
         "accepted: its weight in the step is 0",
@@ -38,6 +40,7 @@ class LastUpdates:
         self.rows = torch.zeros(clients, len(model), dtype=model.dtype, device=model.device)
         self.seen = torch.zeros(clients, dtype=torch.bool, device=model.device)
         self.products = torch.zeros(clients, clients, dtype=torch.float64, device=model.device)
+        self.weights = torch.zeros(clients, dtype=torch.float64, device=model.device)
         self.nothing = torch.full((), torch.nan, dtype=torch.float64, device=model.device)
 
     def remember(self, arrival: Arrival) -> Tensor:
@@ -55,7 +58,7 @@ class LastUpdates:
         return stored
 
     def forget(self, client: int) -> None:
-        self.rows[client], self.seen[client] = 0, False
+        self.rows[client], self.seen[client], self.weights[client] = 0, False, 0
         self.products[client] = self.products[:, client] = 0
 
     def ready(self) -> Tensor:
@@ -66,6 +69,7 @@ class LastUpdates:
         """The verdict of a rule that weighs whole rows. weights: (n) float64"""
         ready = self.ready()
         weights = torch.where(ready, weights, 0)
+        self.weights.copy_(weights)
         own = weights.index_select(0, arrival.client)[0]
         reason = torch.where(ready, torch.where(own == 0, NO_WEIGHT, ACCEPTED), TOO_FEW)
         return Verdict(weights.to(self.rows.dtype) @ self.rows, stored, own, torch.where(stored, reason, TOO_LARGE))

@@ -19,6 +19,8 @@ class NNMTrimmedMean(LastUpdates):
     Fed with the memory of last updates. No step before more than 2 f clients are known, and more than half of them.
     """
 
+    weighs = False
+
     def __init__(self, model: Tensor, clients: int, *, malicious: int | None = None, momentum: float = 0.0):
         super().__init__(model, clients, momentum)
         self.malicious = malicious_count("NNMTrimmedMean", clients, malicious)

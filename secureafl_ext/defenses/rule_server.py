@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..rules.row_rules import left_out
 from ..server.receipt import Receipt, stale_receipt
 from ..validation import check, check_kept, check_start, describe
 from .base import Arrival, Rule, need
@@ -75,6 +76,21 @@ class RuleServer:
         """Erase the memory of a client, so that another client can take its number."""
         if hasattr(self.rule, "forget"):
             self.rule.forget(client)
+
+    @property
+    def present(self) -> Tensor:
+        """(n) bool: clients with a remembered update, if the rule remembers updates; otherwise all."""
+        seen = getattr(self.rule, "seen", None)
+        return torch.ones(self.clients, dtype=torch.bool, device=self.models.device) if seen is None else seen
+
+    def weights(self) -> Tensor | None:
+        """(n) float64: the weights of the clients' remembered updates in the last step; None if the rule has none."""
+        return self.rule.weights if getattr(self.rule, "weighs", False) else None
+
+    def left_out(self) -> Tensor | None:
+        """(n) bool: as SecureAFL.left_out; None if the rule has no weights."""
+        weights = self.weights()
+        return None if weights is None else left_out(weights, self.present)
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """Copies of the models and of the rule's tensors."""

@@ -37,6 +37,7 @@ class Weighted(LastUpdates):
         need(0 <= trim < 0.5, "Weighted", "trim", "0 or more, below 0.5", trim)
         super().__init__(model, clients, momentum)
         self.base, self.trim = base, trim
+        self.weighs = base == "geometric_median" or trim > 0
         self.uploads = torch.zeros(clients, dtype=torch.int64, device=model.device)  # s
 
     def judge(self, arrival: Arrival) -> Verdict:

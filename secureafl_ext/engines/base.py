@@ -48,6 +48,10 @@ class Engine(Protocol):
     def estimates(self, model: Tensor) -> Tensor:
         """(n, d): the update that every client would send at this model; zeros for clients without a history."""
 
+    def row_weights(self, model: Tensor) -> Tensor | None:
+        """(n) float64: the weights of the clients' remembered updates in a step from this model (d); None if the rule
+        has none."""
+
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         """The last update of client (1) int64, and the model that it was computed on, (d) each."""
 

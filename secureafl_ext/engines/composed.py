@@ -92,6 +92,9 @@ class Composed:
     def estimates(self, model: Tensor) -> Tensor:
         return self.history.estimates(model, self.config.trust) * self.seen[:, None]
 
+    def row_weights(self, model: Tensor) -> Tensor | None:
+        return self.rows.weights(model, self.history, self.presence.mask(self.seen)) if self.rows else None
+
     def number_of(self, client: int) -> Tensor:
         return self._clients[client]
 

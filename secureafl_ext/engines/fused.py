@@ -97,6 +97,10 @@ class Fused:
             result += weights[:, j] * self.slots[:, j]
         return self._untiled(result * self.seen[:, None])
 
+    def row_weights(self, model: Tensor) -> None:
+        """None: all its rules are coordinate-wise."""
+        return None
+
     def forget(self, client: int) -> None:
         for tiles in (self.slots, self.last):
             tiles[:, :, client] = 0

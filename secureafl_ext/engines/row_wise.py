@@ -98,12 +98,13 @@ class RowWise:
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)
+        weights = weights.to(rows.dtype)
         if clip is not None:
             weights *= clip
         own, others = weights.index_select(0, client), weights.index_fill(0, client, 0)
         direction = others @ rows + own * update
         if of_centre is not None:
-            direction += of_centre * self.centre
+            direction += of_centre.to(rows.dtype) * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
         if isinstance(similarity, Support) and int(self.rounds) % self.every == 0:  # waits for the device
@@ -112,10 +113,22 @@ class RowWise:
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
 
+    def weights(self, model: Tensor, history: History, present: Tensor) -> Tensor:
+        """(n) float64: the weights of the clients' rows in a step from this model (d), before clipping to the median
+        norm. present: (n) bool, clients that count"""
+        corrected = self.config.memory > 0 and self.config.trust > 0
+        rows = self._estimates(model, history) if corrected else history.last_updates  # (n, d)
+        products = inner(rows, rows) if corrected else self.products
+        mask = present & (products.diagonal() <= MAX_SQUARE)
+        if isinstance(self.similarity, Kinship):
+            mask = self.similarity.kept(self.similarity.past_probation(mask))
+        first = torch.zeros(1, dtype=torch.int64, device=rows.device)  # no update arrives: row 0 replaces itself
+        return self._weights(products, mask, rows, first, rows[0])[0]
+
     def _weights(
         self, products: Tensor, mask: Tensor, rows: Tensor, client: Tensor, update: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Of the rows (n) and of the centre () if there is one, in the rows' dtype; zeros if no row takes part."""
+        """Of the rows (n) and of the centre () if there is one, float64; zeros if no row takes part."""
         c, kept = self.config, mask
         centred = c.rule == "centered_clip"
         if centred:
@@ -138,7 +151,7 @@ class RowWise:
         else:
             support = self.similarity if isinstance(self.similarity, Support) else None
             weights = support.weights(mask) if support else WEIGHTS[c.rule](gram, mask, c)
-        weights = torch.where(mask.any(), weights, 0).to(rows.dtype)
+        weights = torch.where(mask.any(), weights, 0)
         return (weights[:-1], weights[-1]) if centred else (weights, None)
 
     def _estimates(self, model: Tensor, history: History) -> Tensor:

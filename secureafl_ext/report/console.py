@@ -38,6 +38,8 @@ COLUMNS = (
     Column("rejected_honest", "honest\nrejected", 2),
     Column("rejected_malicious", "malicious\nrejected", 2),
     Column("precision", "precision", 2),
+    Column("left_out_precision", "left out:\nprecision", 2),
+    Column("left_out_recall", "left out:\nrecall", 2),
     Column("estimation_error", "estimation\nerror", 3),
     Column("rounds_per_second", "rounds/s", 0),
 )

@@ -25,6 +25,8 @@ SUMMARY_KEYS = (
     "accepted",
     "precision",
     "recall",
+    "left_out_precision",
+    "left_out_recall",
     "estimation_error",
     "rounds_per_second",
     "seconds",

@@ -16,6 +16,7 @@ from ..config import Config
 MAX_SQUARE = 1e300  # a row with a larger square takes no part: sums of such squares would overflow
 POWER_STEPS = 32  # of spectral: a second eigenvalue of 80 % of the first is then damped to a thousandth
 WEISZFELD_STEPS = 8
+LEFT_OUT = 0.1  # a client is left out if its weight is below this share of the mean weight
 SMOOTHING = 1e-6  # of geometric_median: floor for the distance to a row, in median norms
 
 
@@ -116,6 +117,15 @@ WEIGHTS: dict[str, Callable[[Tensor, Tensor, Config], Tensor]] = {
     "geometric_median": geometric_median,
     "kinship": mean,  # of the rows that kinship.py kept in mask; engines/row_wise.py clips them
 }
+
+
+def left_out(weights: Tensor, mask: Tensor) -> Tensor:
+    """(r) bool: rows of mask whose weight is below a tenth of the mean weight of mask; none if that is not positive.
+
+    The mean, not 1 / count: the rows' weights add up to less than 1 if a rule clips rows or also weighs a center.
+    """
+    mean_weight = torch.where(mask, weights, 0).sum() / _count(mask)
+    return mask & (mean_weight > 0) & (weights < LEFT_OUT * mean_weight)
 
 
 def bucketed(mask: Tensor, draw: Tensor, size: int) -> Tensor:

@@ -14,6 +14,7 @@ from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks
 from ..engines.sharded import Sharded
+from ..rules.row_rules import left_out
 from ..validation import check_kept, check_start
 from .streams import StreamOrder
 
@@ -91,12 +92,15 @@ class ServerCore:
         corrections given up (fallbacks); submissions refused without a round: stale, too_soon.
 
         And now: clients with a history that count (present), that do not yet (on_probation), and that do not because
-        they have been silent too long or have left (expired).
+        they have been silent too long or have left (expired). Of those that count: clients whose remembered update has
+        almost no weight (left_out); 0 if the rule has no weights.
         """
         with self._ordered():
             counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
             live = self._engine.presence.live(self._engine.seen)
             clients = presence_counts(self._engine.presence.mask(live), live, self._engine.seen)
+            without = self.left_out()
+            clients["left_out"] = 0 if without is None else int(without.sum())
             return {**counts, "stale": self._stale, "too_soon": self._too_soon, **clients}
 
     # The calls below are for analysis, metrics and attacks. No round needs them.
@@ -136,6 +140,31 @@ class ServerCore:
         with self._ordered():
             update, model = self._engine.last_of(client)
             return update.to(self.dtype), model.to(self.dtype)
+
+    def weights(self) -> Tensor:
+        """(n) float64: the weight that each client's remembered update would have in a step now; 0 for clients that do
+        not count, and for all with estimate=False.
+
+        Of rule="support" and "kinship" before clipping to the median norm. A median or trimmed mean has no weights, it
+        sorts every coordinate: 1 / count for each client that counts. With corrections (memory and trust above 0) a
+        row-wise rule needs all estimates for this, which costs as much as a round.
+        """
+        with self._ordered():
+            present, weights = self.present, self._weights()
+            if not self.config.estimate:
+                return torch.zeros_like(present, dtype=torch.float64)
+            return present / present.sum(dtype=torch.float64).clamp(min=1) if weights is None else weights
+
+    def left_out(self) -> Tensor | None:
+        """(n) bool: clients that count, but whose weight is below a tenth of the mean weight. None if the rule has no
+        weights. Costs as much as `weights`."""
+        with self._ordered():
+            weights = self._weights()
+            return None if weights is None else left_out(weights, self.present)
+
+    def _weights(self) -> Tensor | None:
+        model = self._rows[self.version % len(self._rows)]
+        return self._engine.row_weights(model) if self.config.estimate else None
 
     def threshold(self, client: Tensor | None = None) -> Tensor:
         """() float64: the largest factor of client (1) int64 that would be accepted now; inf if any would.

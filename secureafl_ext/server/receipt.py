@@ -10,7 +10,11 @@ from ..config import REASONS
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of one submission. `accepted` and `factor` stay on the device until they are read."""
+    """The result of one submission. `accepted` and `factor` stay on the device until they are read.
+
+    The weight that the client has in the step is not here: the fused rounds do not return it, and a copy of it would be
+    one more kernel in every round. `SecureAFL.weights()` has it when it is asked for.
+    """
 
     accepted: Tensor  # () bool
     factor: Tensor  # () float64; NaN if it is not defined

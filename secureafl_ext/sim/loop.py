@@ -139,6 +139,12 @@ class Rounds:
         error = metrics.error(self.net, self.data, model)
         return Point(self.done, error, metrics.success(self.net, self.data, model, trigger) if trigger else None)
 
+    def left_out(self) -> Tensor | None:
+        """(2, n) bool: clients that count, and those of them with almost no weight; None if there are no weights."""
+        ask = getattr(self.server, "left_out", None)
+        without = ask() if ask else None
+        return None if without is None else torch.stack([self.server.present, without])
+
     def estimation_error(self) -> float | None:
         """Relative error of the server's estimates against new gradients of the honest clients that it has seen."""
         server = self.server
@@ -209,6 +215,7 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
     rounds = Rounds(settings)
     curve: list[Point] = []
     errors: list[float | None] = []
+    left_out: list[Tensor | None] = []
     spent, stretch = 0.0, len(rounds.plan)
     while rounds.done < settings.rounds:
         if stop is not None and stop.is_set():
@@ -219,6 +226,8 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
         spent += time.perf_counter() - before
         curve.append(rounds.evaluate())
         log.debug("%s under %s: %s", settings.defense, settings.attack, curve[-1])
+        if 2 * rounds.done > settings.rounds:
+            left_out.append(rounds.left_out())
         if settings.estimation_error:
             errors.append(rounds.estimation_error())
         watch(curve[-1])
@@ -231,6 +240,7 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
         "worst_class_error": metrics.worst_class_error(rounds.net, rounds.data, rounds.server.model),
         "diverged": diverged(curve[-1].error, rounds.data.classes),
         **metrics.verdicts(rounds.accepted.cpu(), rounds.is_malicious),
+        **metrics.left_out(left_out, torch.isin(torch.arange(settings.clients), rounds.federation.malicious)),
         "late": rounds.federation.arrivals.late,
         "estimation_error": sum(known) / len(known) if known else None,
         "rounds_per_second": settings.rounds / spent,

@@ -1,4 +1,4 @@
-"""Quality of a model, and quality of a filter."""
+"""Quality of a model, of a filter, and of leaving clients out."""
 
 import math
 
@@ -66,15 +66,32 @@ def verdicts(accepted: Tensor, malicious: Tensor) -> dict[str, float | None]:
 
     accepted, malicious: (rounds) bool
     """
-
-    def share(part: Tensor, whole: Tensor) -> float | None:
-        return int((part & whole).sum()) / int(whole.sum()) if whole.any() else None
-
     rejected = ~accepted
     return {
-        "accepted": share(accepted, torch.ones_like(accepted)),
-        "rejected_honest": share(rejected, ~malicious),
-        "rejected_malicious": share(rejected, malicious),
-        "precision": share(malicious, rejected) if malicious.any() else None,
-        "recall": share(rejected, malicious),
+        "accepted": _share(accepted, torch.ones_like(accepted)),
+        "rejected_honest": _share(rejected, ~malicious),
+        "rejected_malicious": _share(rejected, malicious),
+        "precision": _share(malicious, rejected) if malicious.any() else None,
+        "recall": _share(rejected, malicious),
     }
+
+
+def left_out(looks: list[Tensor | None], malicious: Tensor) -> dict[str, float | None]:
+    """Precision and recall of leaving out as a test for malicious clients, over all clients that count at each look.
+
+    looks: (2, n) bool each: clients that count, and those of them that are left out; None: the server has no weights
+    malicious: (n) bool. With few malicious clients a look may leave nobody out, so counts are added, not shares.
+    """
+    known = [look.cpu() for look in looks if look is not None]
+    if not known or not malicious.any():
+        return {"left_out_precision": None, "left_out_recall": None}
+    present, without = torch.stack(known, 1)  # (looks, n) each
+    return {
+        "left_out_precision": _share(malicious.expand_as(present), without),
+        "left_out_recall": _share(without, malicious & present),
+    }
+
+
+def _share(part: Tensor, whole: Tensor) -> float | None:
+    """Share of `whole` that is in `part`; None if there is nothing in it."""
+    return int((part & whole).sum()) / int(whole.sum()) if whole.any() else None

@@ -76,4 +76,4 @@ def shifts(products):
     weights += space.cut_above(s.AGAIN * crowd, everyone)
     share = weights * c  # 1 is a client's share of the mean
     faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))
-    return (faded - 1) / c
+    return (np.minimum(faded, s.MOST) - 1) / c

@@ -207,7 +207,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
     if (!r.counts[k]) continue;
     const double weight = 1.0 / count + r.shift[k];
     const double left = fmin(fmax((weight * count - b.fade) / b.fade, 0.0), 1.0);
-    r.shift[k] = weight * left - 1.0 / count;
+    r.shift[k] = fmin(weight * left, b.most / count) - 1.0 / count;
   }
 }
 

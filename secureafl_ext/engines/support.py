@@ -23,7 +23,7 @@ def fits(config: Config, clients: int, device: torch.device) -> bool:
 def bounds() -> tuple[float, ...]:
     return (
         *(support.CUT, support.CROWD, support.CROWD_LEAST, support.ODD, support.ODD_LEAST, support.KIN),
-        *(support.SHORT_SQUARE, support.FEW_KIN, support.SHORT_LEVEL, support.FADE, support.AGAIN),
+        *(support.SHORT_SQUARE, support.FEW_KIN, support.SHORT_LEVEL, support.FADE, support.AGAIN, support.MOST),
     )
 
 

@@ -31,7 +31,8 @@ FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost wi
 SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
 FADE = 0.25  # a client whose weight falls below twice this share of the mean weight loses more of it, at the share all
 AGAIN = 0.6  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
-NORMAL, LEAST_SPREAD = 1.4826, 1e-3
+MOST = 2.0  # a client has at most this many mean weights: the bound on what it can move
+NORMAL, LEAST_SPREAD = 1.4826, 1e-3  # a normal distribution's spread in median deviations; floor for a spread
 STAGES = 3
 
 
@@ -78,7 +79,8 @@ def shifts(means: Tensor) -> Tensor:
     if AGAIN:
         state = cut_directions(*state, None, AGAIN * crowd)
     weights = 1 / count + state[2]
-    return weights * ((weights * count - FADE) / FADE).clamp(0, 1) - 1 / count
+    faded = weights * ((weights * count - FADE) / FADE).clamp(0, 1)
+    return faded.clamp(max=MOST / count) - 1 / count
 
 
 def cut_directions(

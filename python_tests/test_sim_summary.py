@@ -1,4 +1,4 @@
-"""What the summary of a run says of its second half and of its worst class."""
+"""What the summary of a run says of its second half, of its worst class and of the clients that are left out."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from secureafl_ext.sim import flat_table, loop, metrics, results
 from secureafl_ext.sim.outcome import Point, late_mean
 from secureafl_ext.sim.settings import Settings
 
-KEYS = ("late_error", "late_asr", "worst_class_error")
+KEYS = ("late_error", "late_asr", "worst_class_error", "left_out_precision", "left_out_recall")
 
 
 def short(**changed: object) -> Settings:
@@ -67,7 +67,7 @@ def test_a_regression_has_no_worst_class():
 
 def test_records_without_them_stay_readable(tmp_path):
     path = tmp_path / results.NAME
-    outcome = loop.run(short(attack="scaling", defense="async-sgd"))
+    outcome = loop.run(short(attack="scaling", defense="krum"))
     results.append(path, results.record(outcome))
     line = json.loads(path.read_text())
     for key in KEYS:
@@ -82,5 +82,6 @@ def test_records_without_them_stay_readable(tmp_path):
         assert first[f"summary.{key}"] == outcome.summary[key] and second[f"summary.{key}"] is None
     heads = [column.header for column in console.table([new.outcome, old.outcome], ["attack"]).columns]
     assert {"late\nerror", "late attack\nsuccess", "worst\nclass"} <= set(heads)
+    assert {"left out:\nprecision", "left out:\nrecall"} <= set(heads)
     shown = page.all_runs("All runs", [new, old])
     assert all(key.replace("_", " ") in shown for key in KEYS)

@@ -69,7 +69,7 @@ class LastUpdates:
         """The verdict of a rule that weighs whole rows. weights: (n) float64"""
         ready = self.ready()
         weights = torch.where(ready, weights, 0)
-        self.weights.copy_(weights)
+        self.weights.copy_(torch.where(stored, weights, self.weights))  # no step with a rejected update
         own = weights.index_select(0, arrival.client)[0]
         reason = torch.where(ready, torch.where(own == 0, NO_WEIGHT, ACCEPTED), TOO_FEW)
         return Verdict(weights.to(self.rows.dtype) @ self.rows, stored, own, torch.where(stored, reason, TOO_LARGE))

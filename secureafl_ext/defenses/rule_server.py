@@ -85,7 +85,7 @@ class RuleServer:
 
     def weights(self) -> Tensor | None:
         """(n) float64: the weights of the clients' remembered updates in the last step; None if the rule has none."""
-        return self.rule.weights if getattr(self.rule, "weighs", False) else None
+        return getattr(self.rule, "weights", None) if getattr(self.rule, "weighs", False) else None
 
     def left_out(self) -> Tensor | None:
         """(n) bool: as SecureAFL.left_out; None if the rule has no weights."""

@@ -141,9 +141,9 @@ class Rounds:
 
     def left_out(self) -> Tensor | None:
         """(2, n) bool: clients that count, and those of them with almost no weight; None if there are no weights."""
-        ask = getattr(self.server, "left_out", None)
-        without = ask() if ask else None
-        return None if without is None else torch.stack([self.server.present, without])
+        server: Any = self.server
+        without = server.left_out() if hasattr(server, "left_out") else None
+        return None if without is None else torch.stack([server.present, without])
 
     def estimation_error(self) -> float | None:
         """Relative error of the server's estimates against new gradients of the honest clients that it has seen."""

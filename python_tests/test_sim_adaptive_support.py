@@ -10,8 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext.attacks import make
-from secureafl_ext.attacks.unnoticed import STEALTH, STEALTH_ODD, past_support
+from secureafl_ext.attacks.unnoticed import CAMP_PUSH, STEALTH, STEALTH_ODD, past_support
 from secureafl_ext.rules import support
+from secureafl_ext.rules.kinship import KIN
 from secureafl_ext.sim import loop
 from secureafl_ext.sim.settings import Settings
 
@@ -186,3 +187,32 @@ def test_a_run_on_the_embedded_data():
     assert rounds.accepted.float().mean() > 0.5
     assert server.present[attackers].all()  # the server counts them: it has stored what they sent
     assert 0.05 < past_support(server.similarity, rounds.attack.others, len(attackers)).item() < 1
+
+
+# Camps, against rule="kinship"
+
+
+def test_camps_keep_the_cosine_between_them_below_the_bound(random):
+    run = scenes.scene(clients=30, malicious=tuple(range(24, 30)))
+    attack, d = make("adaptive", run, camps=2), run.net.size
+    rows, table = torch.randn(30, d, generator=random), torch.eye(30, dtype=torch.float64)
+    present = torch.ones(30, dtype=torch.bool)
+    server = SimpleNamespace(kinship=table, kinship_apart=table, present=present, estimates=lambda: rows)
+    away = torch.randn(d, generator=random).sign()
+    pushes = []
+    for client in (24, 25, 26):
+        view = scenes.view(run, attack, client)
+        own = run.net.gradient(view.model, *run.data.train(view.own[0]))
+        pushes.append((attack._unnoticed(view, server, away) - own).double().numpy())
+    first, second, third = (push / np.linalg.norm(push) for push in pushes)
+    np.testing.assert_allclose(first, third, atol=1e-4)
+    assert first @ second == pytest.approx(STEALTH * KIN, abs=0.1) and first @ second < 0.55
+    along = away.double().numpy() / np.sqrt(d)
+    assert first @ along == pytest.approx(np.sqrt(STEALTH * KIN), abs=0.1)
+    median = np.median(np.linalg.norm(rows[:24].numpy(), axis=1))
+    assert np.linalg.norm(pushes[0]) == pytest.approx(CAMP_PUSH * median, rel=0.1)
+
+
+def test_camps_are_counted():
+    with pytest.raises(ValueError, match="adaptive: camps must be 1 or more, got 0"):
+        make("adaptive", scenes.scene(), camps=0)

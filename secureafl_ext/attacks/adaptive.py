@@ -15,9 +15,10 @@ from ..defenses.base import need, norm
 from ..rules.row_rules import median_of, row_norms
 from ..server.server import SecureAFL
 from .base import Scene, View
+from .crafted import units
 from .evasion import INSIDE, ball, past_rule
 from .local_steps import shorten
-from .unnoticed import past_kinship, past_support
+from .unnoticed import CAMP_PUSH, in_camps, past_kinship, past_support
 
 # Multiples of the standard deviation of the honest estimates; the last stands for infinity. Up to 32, because columns
 # differ in scale.
@@ -28,6 +29,7 @@ class Adaptive:
     """gamma: strength of the wish; for SecureAFL with a median it is chosen instead    momentum: of p's average
     saturation: gamma is large enough when it shifts the median by this share of the largest shift
     honest: number of honest clients whose mean is g_b, at most all of them
+    camps: of rule="kinship" only: number of groups that the attackers split into, see unnoticed.py
     """
 
     own, trigger = 1, None
@@ -40,14 +42,17 @@ class Adaptive:
         momentum: float = 0.99,
         saturation: float = 0.99,
         honest: int = 10,
+        camps: int = 1,
     ):
         need(0 <= momentum < 1, "adaptive", "momentum", "0 or more, below 1", momentum)
         need(0 < saturation <= 1, "adaptive", "saturation", "above 0, at most 1", saturation)
         self.honest = min(honest, scene.honest)
         need(self.honest >= 1, "adaptive", "honest", f"1 to {scene.honest}, the honest clients", honest)
+        need(camps >= 1, "adaptive", "camps", "1 or more", camps)
         self.scene, self.gamma, self.momentum, self.saturation = scene, gamma, momentum, saturation
         self.average = scene.zeros(scene.net.size)
         self.malicious = scene.zeros(scene.clients, dtype=torch.bool).index_fill_(0, scene.malicious, True)
+        self.camps = units(camps, scene.net.size, scene.random()) if camps > 1 else None  # (camps, d)
         self.others = (~self.malicious).nonzero()[:, 0]  # (h) int64: the honest clients
 
     def before(self) -> None: ...
@@ -84,13 +89,17 @@ class Adaptive:
         honest = server.present & ~self.malicious
         own = self.scene.net.gradient(view.model, *self.scene.data.train(view.own[0]))
         kinship, centered = server.kinship, server.kinship_apart  # (n, n)
-        if kinship is not None and centered is not None:
+        away = away / norm(away).clamp(min=1e-30)
+        if kinship is not None and self.camps is not None:
+            camp = self.camps[self.scene.rank(view.client) % len(self.camps)][0]
+            away, reach = in_camps(away, camp), torch.full_like(kinship[0, 0], CAMP_PUSH)
+        elif kinship is not None and centered is not None:
             reach = past_kinship(kinship, centered, honest)
         else:
             assert server.similarity is not None  # rule="support"
             reach = past_support(server.similarity, self.others, len(self.scene.malicious))
         median_norm = median_of(row_norms(server.estimates()), honest)
-        return own + torch.where(honest.any(), reach * median_norm, norm(own)) * away / norm(away).clamp(min=1e-30)
+        return own + torch.where(honest.any(), reach * median_norm, norm(own)) * away
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:
         """(): the smallest gamma that shifts the median of all estimates almost as far as an infinite gamma.

@@ -1,7 +1,7 @@
 """How far attackers can push past a rule that averages inner products over time, from the server's own tables.
 
-All attackers keep their honest gradients and add the same push. Both functions return its norm () in median norms of
-the clients' updates, the unit of the tables. Source: this project's own check of the two rules, 2026.
+All attackers keep their honest gradients and add the same push. `past_*` return its norm () in median norms of the
+clients' updates, the unit of the tables. Source: this project's own check of the two rules, 2026.
 """
 
 import torch
@@ -14,6 +14,7 @@ STEALTH = 0.9  # of the push that would just be noticed
 # The same for the odd directions of the support rule. Less, because the honest residuals of the attackers add to the
 # eigenvalue of the push. Both were chosen on synthetic tables, as in python_tests/test_sim_adaptive_support.py.
 STEALTH_ODD = 0.8
+CAMP_PUSH = 2.0  # norm of the push of a camp, in median norms: most of the update, which the server clips
 
 
 def past_kinship(products: Tensor, centered: Tensor, honest: Tensor) -> Tensor:
@@ -28,6 +29,16 @@ def past_kinship(products: Tensor, centered: Tensor, honest: Tensor) -> Tensor:
     square = median_of(products.diagonal(), honest).clamp(min=0) * most
     rest = median_of(centered.diagonal(), honest).clamp(min=0) * most
     return STEALTH * torch.minimum(square, rest.clamp(min=kinship.KIN * kinship.SHORT_CENTERED)).sqrt()
+
+
+def in_camps(away: Tensor, camp: Tensor) -> Tensor:
+    """(d): the push of one camp, of norm 1, from the common direction and one of the camp alone, unit vectors (d).
+
+    The pushes of two camps have a cosine just below the kinship bound. So the rule sees a group for each camp, and
+    accepts groups of up to 1.5 times the median size; within a camp the push needs no bound.
+    """
+    common = STEALTH * kinship.KIN
+    return common**0.5 * away + (1 - common) ** 0.5 * camp
 
 
 def past_support(products: Tensor, honest: Tensor, attackers: int) -> Tensor:

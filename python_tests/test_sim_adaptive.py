@@ -98,6 +98,7 @@ DEFENSES = {
     "secureafl by a low quantile": ("secureafl", {"quantile": 0.3}),
     "secureafl-i": ("secureafl-i", {}),
     "secureafl-kin": ("secureafl-kin", {}),
+    "secureafl-support": ("secureafl-support", {}),
     "secureafl-iii": ("secureafl-iii", {}),
 }
 
@@ -283,21 +284,21 @@ def test_attackers_keep_just_short_of_being_kin(random, apart, bound):
     means.diagonal()[24:] = 99.0  # what the server has of themselves tells nothing of honest ones
     seen = torch.ones(30, dtype=torch.bool)
     left = torch.full((30, 30), apart, dtype=F64)
-    server = SimpleNamespace(kinship=means, kinship_apart=left, seen=seen, estimates=lambda: rows)
+    server = SimpleNamespace(kinship=means, kinship_apart=left, present=seen, estimates=lambda: rows)
     away = torch.randn(d, generator=random).sign()
     view = scenes.view(run, attack, 25)
     push = attack._unnoticed(view, server, away) - run.net.gradient(view.model, *run.data.train(view.own[0]))
     torch.testing.assert_close(push / push.norm(), away / away.norm(), rtol=1e-3, atol=1e-3)
     square = (push.norm() / rows[:24].norm(dim=1).median()).item() ** 2
     assert 0.38 < square / (square + bound) < 0.5 == KIN
-    nobody = SimpleNamespace(kinship=means, kinship_apart=left, seen=~seen, estimates=lambda: rows)
+    nobody = SimpleNamespace(kinship=means, kinship_apart=left, present=~seen, estimates=lambda: rows)
     assert attack._unnoticed(view, nobody, away).isfinite().all()
 
 
 def stand_in(rows, seen):
     """As much of a server as the search for gamma asks."""
     config = SimpleNamespace(rule="median", estimate=True)
-    return SimpleNamespace(config=config, estimates=lambda: rows, seen=seen)
+    return SimpleNamespace(config=config, estimates=lambda: rows, present=seen)
 
 
 def test_gamma_is_the_least_that_saturates_the_median(random):

@@ -1,7 +1,9 @@
 """Adaptive: knows the defense and sends the strongest harmful update that the defense still accepts.
 
 The wish is g_b - gamma p. g_b is the honest mean. p is the sign of its long-run average, so that all attackers push the
-same way for the whole run. The attack sends the wish or the nearest update that the defense accepts.
+same way for the whole run. The attack sends the wish or the nearest update that the defense accepts. The rules kinship
+and support accept every update and judge clients by their mean updates: against these each attacker sends its own
+honest gradient and the longest common push along -p that the rule does not notice (unnoticed.py).
 """
 
 import torch
@@ -10,14 +12,14 @@ from torch import Tensor
 from .. import ops
 from ..defenses import RuleServer
 from ..defenses.base import need, norm
-from ..rules.kinship import KIN, SHORT_CENTERED
 from ..rules.row_rules import median_of, row_norms
 from ..server.server import SecureAFL
 from .base import Scene, View
+from .crafted import units
 from .evasion import INSIDE, ball, past_rule
 from .local_steps import shorten
+from .unnoticed import CAMP_PUSH, in_camps, past_kinship, past_support
 
-STEALTH = 0.9  # of the push that would just be noticed
 # Multiples of the standard deviation of the honest estimates; the last stands for infinity. Up to 32, because columns
 # differ in scale.
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1e4)
@@ -27,6 +29,7 @@ class Adaptive:
     """gamma: strength of the wish; for SecureAFL with a median it is chosen instead    momentum: of p's average
     saturation: gamma is large enough when it shifts the median by this share of the largest shift
     honest: number of honest clients whose mean is g_b, at most all of them
+    camps: of rule="kinship" only: number of groups that the attackers split into, see unnoticed.py
     """
 
     own, trigger = 1, None
@@ -39,14 +42,18 @@ class Adaptive:
         momentum: float = 0.99,
         saturation: float = 0.99,
         honest: int = 10,
+        camps: int = 1,
     ):
         need(0 <= momentum < 1, "adaptive", "momentum", "0 or more, below 1", momentum)
         need(0 < saturation <= 1, "adaptive", "saturation", "above 0, at most 1", saturation)
         self.honest = min(honest, scene.honest)
         need(self.honest >= 1, "adaptive", "honest", f"1 to {scene.honest}, the honest clients", honest)
+        need(camps >= 1, "adaptive", "camps", "1 or more", camps)
         self.scene, self.gamma, self.momentum, self.saturation = scene, gamma, momentum, saturation
         self.average = scene.zeros(scene.net.size)
         self.malicious = scene.zeros(scene.clients, dtype=torch.bool).index_fill_(0, scene.malicious, True)
+        self.camps = units(camps, scene.net.size, scene.random()) if camps > 1 else None  # (camps, d)
+        self.others = (~self.malicious).nonzero()[:, 0]  # (h) int64: the honest clients
 
     def before(self) -> None: ...
 
@@ -66,7 +73,7 @@ class Adaptive:
 
     def _past_secureafl(self, view: View, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor:
         """The filter's ball around the client's last update. At first contact only the norm is bounded."""
-        if server.kinship is not None:
+        if server.similarity is not None:
             wish = self._unnoticed(view, server, away)
         else:
             wish = mean + self._worthwhile(server, mean, away) * away
@@ -78,21 +85,21 @@ class Adaptive:
         return torch.where(known, ball(wish, last, radius), shorten(wish, server.config.max_norm))
 
     def _unnoticed(self, view: View, server: SecureAFL, away: Tensor) -> Tensor:
-        """(d): the client's honest gradient, pushed as far as the kinship rule does not group the attackers.
-
-        A push p that all attackers share makes the cosine of their mean updates p^2 / (q + p^2), where q is the squared
-        norm of an honest client's mean update. The same holds after the server has subtracted the center; there the
-        norms have a floor. q comes from the server's own tables.
-        """
-        kinship, centered = server.kinship, server.kinship_apart  # (n, n)
-        assert kinship is not None and centered is not None
+        """(d): the client's honest gradient and the longest push that the rule does not notice in its tables."""
+        honest = server.present & ~self.malicious
         own = self.scene.net.gradient(view.model, *self.scene.data.train(view.own[0]))
-        honest = server.seen & ~self.malicious
-        square = median_of(kinship.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
-        rest = median_of(centered.diagonal(), honest).clamp(min=0) * KIN / (1 - KIN)
+        kinship, centered = server.kinship, server.kinship_apart  # (n, n)
+        away = away / norm(away).clamp(min=1e-30)
+        if kinship is not None and self.camps is not None:
+            camp = self.camps[self.scene.rank(view.client) % len(self.camps)][0]
+            away, reach = in_camps(away, camp), torch.full_like(kinship[0, 0], CAMP_PUSH)
+        elif kinship is not None and centered is not None:
+            reach = past_kinship(kinship, centered, honest)
+        else:
+            assert server.similarity is not None  # rule="support"
+            reach = past_support(server.similarity, self.others, len(self.scene.malicious))
         median_norm = median_of(row_norms(server.estimates()), honest)
-        reach = STEALTH * torch.minimum(square, rest.clamp(min=KIN * SHORT_CENTERED)).sqrt() * median_norm
-        return own + torch.where(honest.any(), reach, norm(own)) * away / norm(away).clamp(min=1e-30)
+        return own + torch.where(honest.any(), reach * median_norm, norm(own)) * away
 
     def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:
         """(): the smallest gamma that shifts the median of all estimates almost as far as an infinite gamma.
@@ -102,7 +109,7 @@ class Adaptive:
         """
         if server.config.rule == "mean" or not server.config.estimate:
             return self.gamma
-        rows, honest = server.estimates(), server.seen & ~self.malicious  # (n, d), (n)
+        rows, honest = server.estimates(), server.present & ~self.malicious  # (n, d), (n)
         before = ops.median(rows, honest)
         spread = spread_of(rows, honest)
         unit = torch.where(spread > 0, spread, mean.square().mean().sqrt())  # (); no spread yet: the scale of the mean

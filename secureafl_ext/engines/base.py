@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..rules.kinship import Kinship
+from ..rules.similarity import Similarity
 from .presence import Presence
 
 Outcome = tuple[Tensor, Tensor, Tensor]  # accepted () bool, factor () float64 or NaN, index of the reason () int64
@@ -28,6 +29,10 @@ class Engine(Protocol):
     @property
     def seen(self) -> Tensor:
         """(n or more) bool: clients with a history."""
+
+    @property
+    def similarity(self) -> Similarity | None:
+        """The averaged inner products of the clients' updates, with rule="kinship" or "support"."""
 
     @property
     def kinship(self) -> Kinship | None:

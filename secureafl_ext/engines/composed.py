@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
+from ..rules.similarity import Similarity
 from .base import Outcome
 from .history import History
 from .presence import Presence
@@ -45,9 +46,12 @@ class Composed:
         return self.history.seen
 
     @property
+    def similarity(self) -> Similarity | None:
+        return self.rows.similarity if self.rows else None
+
+    @property
     def kinship(self) -> Kinship | None:
-        similarity = self.rows.similarity if self.rows else None
-        return similarity if isinstance(similarity, Kinship) else None
+        return self.similarity if isinstance(self.similarity, Kinship) else None
 
     @property
     def capturable(self) -> bool:

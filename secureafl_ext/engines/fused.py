@@ -48,7 +48,7 @@ class Fused:
     n is the padded number of clients.
     """
 
-    kinship = None
+    similarity = kinship = None
     capturable = True
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):

@@ -117,8 +117,15 @@ class ServerCore:
             return self._engine.presence.mask(self._engine.seen)[: self.clients]
 
     @property
+    def similarity(self) -> Tensor | None:
+        """(n, n) float64, read-only: mean inner products of the clients' updates, in squares of the median norm. None
+        unless rule="kinship" or "support"."""
+        similarity = self._engine.similarity
+        return similarity.means if similarity else None
+
+    @property
     def kinship(self) -> Tensor | None:
-        """(n, n) float64, read-only: mean inner products of the clients' updates. None unless rule="kinship"."""
+        """(n, n) float64, read-only: `similarity` with rule="kinship", else None."""
         kinship = self._engine.kinship
         return kinship.means if kinship else None
 

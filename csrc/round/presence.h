@@ -24,9 +24,7 @@ struct Presence {
     return seen && last >= 0 && static_cast<uint64_t>(clock[0]) - static_cast<uint64_t>(last) <= uint64_t(expiry);
   }
   SECUREAFL_FN bool past_probation(int64_t k) const { return uploads[k] >= probation; }
-  SECUREAFL_FN bool counts(bool seen, int64_t k) const {
-    return live(seen, k) && (past_probation(k) || clock[2] == 0);
-  }
+  SECUREAFL_FN bool counts(bool seen, int64_t k) const { return live(seen, k) && (past_probation(k) || clock[2] == 0); }
 };
 
 // Four counts of clients in one integer, so that one sum over threads adds them all up: live ones, those of them that

@@ -108,7 +108,7 @@ OTHER_OPTIONS = {
     **{name: CRAFTED for name in ("crafted", *PRESETS)},
 }  # fmt: skip
 # Told apart where they matter, in files of their own.
-ELSEWHERE = {"3dfed": {"lift", "refresh", "decoys", "push"}, "adaptive": {"saturation"}}
+ELSEWHERE = {"3dfed": {"lift", "refresh", "decoys", "push"}, "adaptive": {"saturation", "camps"}}
 ELSEWHERE |= {name: {"duty", "period", "silence"} for name in ("crafted", *PRESETS)}
 # An option of crafted matters only together with some others.
 TOGETHER = {"squads": {"cosine": 0.5}, "mosaic": {"squads": 2}, "target": {"direction": "backdoor"}}

@@ -11,7 +11,7 @@ crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with
 odd: an eigenvector of the residuals, each client's mean update minus that of its kin, the clients that are like it.
     Attackers who hide a small push behind honest gradients differ from their kin, all in the same way.
 
-In all other directions the mean stays: without attackers the rule is the mean of the updates.
+In all other directions the mean stays: without attackers, and with groups that are alike, the rule is the mean.
 """
 
 import torch

@@ -28,6 +28,8 @@ RULES = {
     "buckets": {"rule": "mean", "buckets": 2, "memory": 0},
     "kinship": {"rule": "kinship", "memory": 0},
     "composed kinship": {"rule": "kinship", "memory": 1},
+    "support": {"rule": "support", "memory": 0},
+    "composed support": {"rule": "support", "memory": 1},
 }
 
 

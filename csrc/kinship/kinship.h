@@ -10,8 +10,8 @@
 // A round of rule "kinship" or "support" without corrections: the rows are the last updates of the clients (reasons:
 // secureafl_ext/rules/kinship.py, support.py). Three steps that both devices share:
 //   sums     over d: products of the update with every last update, and the sums of the judge
-//   choose   on n and n x n numbers: the verdict, the updated mean similarities, the clients in the mean and their
-//   weights step     over d: the weighted sum of the chosen rows, the next model, the new row of the client
+//   choose   on n and n x n numbers: the verdict, the updated mean similarities, the chosen clients, their weights
+//   step     over d: the weighted sum of the chosen rows, the next model, the new row of the client
 
 namespace secureafl::SECUREAFL_KIND {
 

@@ -1,0 +1,46 @@
+"""FusedRows: a round of a rule that weighs the clients' last updates as one op, on the tensors of Composed."""
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..config import Config
+from .base import Outcome
+from .composed import Composed
+from .presence import settings_of
+
+
+def plain(config: Config, clients: int, device: torch.device) -> bool:
+    """Whether the rows are the last updates, on a device with kernels."""
+    uncorrected = config.memory == 0 and config.estimate and config.history_dtype == "float32"
+    return uncorrected and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
+
+
+class FusedRows(Composed):
+    """Composed, except for `round`."""
+
+    capturable = True
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        super().__init__(config, clients, size, device)
+        h, rows, c = self.history, self.rows, config
+        assert rows and rows.similarity  # rule="kinship" or "support"
+        past = h.last_updates, h.last_models, h.seen, rows.products, *rows.similarity.tensors().values(), rows.rounds
+        self._past = *past, *self.presence.tensors().values()
+        flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
+        self._settings = c.lr, c.quantile, c.max_norm, *flags, *settings_of(c), *self._bounds(rows.every)
+
+    def _bounds(self, every: int) -> tuple[float, ...]:
+        """The op's last arguments. every: rounds between two refreshes"""
+        raise NotImplementedError
+
+    def _step(self, *arguments: object) -> Outcome:
+        """The op."""
+        raise NotImplementedError
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        number = client if isinstance(client, Tensor) else self._clients[client]
+        judged = self.factors, self.recorded, self.counts
+        return self._step(update, number, trained_on, now, new, models, *self._past, *judged, *self._settings)

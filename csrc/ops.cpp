@@ -61,7 +61,6 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, Tensor(o!) recorded, Tensor(p!) counts, "
       "float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
       "int probation, int span, int every, float cut, float crowd, float crowd_least, float odd, float odd_least, "
-      "float kin, float short_square, float few_kin, float short_level, float fade, float again, float most) -> "
-      "(Tensor, Tensor, "
-      "Tensor)");
+      "float kin, float short_square, float few_kin, float short_level, float fade, float again, float most, "
+      "float group, float group_spreads, float group_end) -> (Tensor, Tensor, Tensor)");
 }

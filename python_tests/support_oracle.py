@@ -25,16 +25,28 @@ def robust_mean(values):
     return np.average(values, weights=weights)
 
 
-def kin_weights(products):
-    """(c, c): of the kin of each client, their sum 1, or less if a client has almost no kin."""
+def likeness(products):
+    """(c, c): of every two clients, 0 to 1."""
     c, weights = len(products), np.zeros((len(products),) * 2)
     length = np.sqrt(np.maximum(np.diag(products), s.SHORT_SQUARE))
     for i in range(c):
         for k in set(range(c)) - {i}:
             cosine = products[i, k] / (length[i] * length[k])
             weights[i, k] = min(max((cosine - s.KIN) / (1 - s.KIN), 0), 1)
-        weights[i] /= max(weights[i].sum(), s.FEW_KIN)
     return weights
+
+
+def kin_weights(products):
+    """(c, c): of the kin of each client, their sum 1, or less if a client has almost no kin."""
+    return np.array([row / max(row.sum(), s.FEW_KIN) for row in likeness(products)])
+
+
+def kept(products):
+    """(c): the share of its weight that a client keeps: less in a group that is larger than usual."""
+    sizes = sorted(each := [1 + row.sum() for row in likeness(products)])
+    usual, low = np.median(sizes), sizes[(len(sizes) - 1) // 4]
+    largest = max(usual * (1 + s.GROUP), usual + s.GROUP_SPREADS * (usual - low))
+    return np.interp(each, [largest, s.GROUP_END * largest], [1, 0])
 
 
 class Space:
@@ -76,4 +88,4 @@ def shifts(products):
     weights += space.cut_above(s.AGAIN * crowd, everyone)
     share = weights * c  # 1 is a client's share of the mean
     faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))
-    return (np.minimum(faded, s.MOST) - 1) / c
+    return (np.minimum(faded * kept(products), s.MOST) - 1) / c

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from secureafl_ext.attacks import make
-from secureafl_ext.attacks.unnoticed import CAMP_PUSH, STEALTH, STEALTH_ODD, past_support
+from secureafl_ext.attacks.unnoticed import CAMP_PUSH, STEALTH, STEALTH_CROWD, STEALTH_ODD, past_support
 from secureafl_ext.rules import support
 from secureafl_ext.rules.kinship import KIN
 from secureafl_ext.sim import loop
@@ -63,18 +63,17 @@ def pull(rows, push, attackers, length, seed):
 
 
 # clients, attackers, squared norms of the common, the group's and the client's own part
-FLEETS = {  # STEALTH and STEALTH_ODD were chosen on these
+FLEETS = {  # STEALTH_CROWD and STEALTH_ODD were chosen on these
     "groups": (50, 10, 0.0, 0.2, 0.02),
     "groups and a common part": (50, 10, 0.1, 0.2, 0.02),
     "nearly alike": (50, 10, 0.3, 0.1, 0.02),
     "short": (50, 10, 0.02, 0.05, 0.01),
     "few attackers": (50, 5, 0.3, 0.1, 0.02),
     "many attackers": (50, 15, 0.1, 0.2, 0.02),
-    "few clients": (20, 4, 0.02, 0.05, 0.01),
 }
 HELD_OUT = [
     *((50, 10, 0.05, 0.3, 0.03), (40, 8, 0.15, 0.15, 0.04), (30, 6, 0.2, 0.05, 0.01), (50, 12, 0.05, 0.1, 0.02)),
-    *((50, 10, 0.1, 0.5, 0.05), (20, 4, 0.1, 0.2, 0.02), (50, 5, 0.1, 0.2, 0.02)),
+    *((50, 10, 0.1, 0.5, 0.05), (20, 4, 0.1, 0.2, 0.02), (20, 4, 0.02, 0.05, 0.01), (50, 5, 0.1, 0.2, 0.02)),
 ]
 
 
@@ -110,7 +109,7 @@ def test_the_push_is_just_below_the_lower_bound(parts, binding):
     rows, _ = fleet(50, *parts, 3)
     rows[40:] *= 50  # the attackers' own rows tell nothing of honest ones
     crowd, odd = bounds(rows[:40] @ rows[:40].T)
-    both = STEALTH**2 * support.AGAIN * crowd, STEALTH_ODD**2 * odd
+    both = STEALTH_CROWD**2 * support.AGAIN * crowd, STEALTH_ODD**2 * odd
     assert both[binding] == min(both)
     got = past_support(torch.from_numpy(rows @ rows.T), torch.arange(40), 10).item()
     assert got == pytest.approx(np.sqrt(min(both) / 10), rel=1e-9)
@@ -118,7 +117,7 @@ def test_the_push_is_just_below_the_lower_bound(parts, binding):
 
 def test_an_empty_table_leaves_the_least_bound():
     got = past_support(torch.zeros(8, 8, dtype=torch.float64), torch.tensor([0, 2, 3, 5, 7]), 3).item()
-    least = min(STEALTH**2 * support.AGAIN * support.CROWD_LEAST, STEALTH_ODD**2 * support.ODD_LEAST)
+    least = min(STEALTH_CROWD**2 * support.AGAIN * support.CROWD_LEAST, STEALTH_ODD**2 * support.ODD_LEAST)
     assert got == pytest.approx(np.sqrt(least / 3))
 
 
@@ -139,7 +138,7 @@ def test_it_sends_its_own_gradient_and_the_push(random):
     push = attack._unnoticed(view, server, away) - run.net.gradient(view.model, *run.data.train(view.own[0]))
     torch.testing.assert_close(push / push.norm(), away / away.norm(), rtol=1e-3, atol=1e-3)
     crowd, odd = bounds(honest_rows[:24] @ honest_rows[:24].T)
-    length = np.sqrt(min(STEALTH**2 * support.AGAIN * crowd, STEALTH_ODD**2 * odd) / 6)
+    length = np.sqrt(min(STEALTH_CROWD**2 * support.AGAIN * crowd, STEALTH_ODD**2 * odd) / 6)
     median = np.median(np.linalg.norm(rows[6:24].numpy(), axis=1))
     assert push.norm().item() == pytest.approx(length * median, rel=1e-3)
 

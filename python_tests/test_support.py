@@ -99,7 +99,7 @@ def test_shifts_are_those_of_the_oracle(kind):
         ours = shifts(products)
         np.testing.assert_allclose(ours, support_oracle.shifts(products), rtol=0, atol=1e-9)
         moved = max(moved, np.abs(ours).max() * len(ours))
-    assert (moved > 0.5) == (kind not in ("alike", "identical", "one", "two", "nothing"))
+    assert (moved > 0.7) == (kind not in ("alike", "identical", "one", "two", "nothing"))
 
 
 def test_shifts_of_averages_that_no_vectors_have():
@@ -156,7 +156,7 @@ def test_without_attackers_the_step_is_near_the_mean(settings):
         rows = fleet(random, 40, **settings)
         step, mean = weights(rows) @ rows, rows.mean(0)
         assert step @ mean > 0.85 * np.linalg.norm(step) * np.linalg.norm(mean)
-        assert 0.8 < np.linalg.norm(step) / np.linalg.norm(mean) < 1.3
+        assert 0.6 < np.linalg.norm(step) / np.linalg.norm(mean) < 1.3
 
 
 # (settings, hidden, strengths at which the push must lose its pull, and the share of it that may be left on average)
@@ -180,6 +180,30 @@ def test_a_common_push_of_less_than_a_quarter_loses_most_of_its_pull(settings, h
             rows = pushing(np.random.default_rng(seed), n, f, strength, hide, **settings)
             left.append((weights(rows) @ rows)[-1] / rows.mean(0)[-1])
         assert np.mean(left) < most, (strength, left)
+
+
+@pytest.mark.parametrize("length", [0.25, 0.3, 0.4])
+def test_attackers_who_all_send_the_same_lose_their_weight_however_short_it_is(length):
+    """Too short for a crowd: their group is what gives them away. n = 50, f = 10, honest groups of four or five."""
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        rows = fleet(random, 50, common=0.1, group=0.6, own=0.2, groups=10)
+        rows[40:] = length * unit(random, SIZE + 1)
+        assert weights(rows)[40:].sum() < 0.01 and weights(rows)[:40].sum() > 0.6
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(support, "GROUP", np.inf)
+            assert weights(rows)[40:].sum() > 0.1
+
+
+def test_groups_of_different_size_keep_their_weight():
+    """Sizes 1 to 8: a bound by the median size alone would take all weight from the largest."""
+    sizes = np.repeat(np.arange(8), np.arange(1, 9))  # the group of each of 36 clients
+    rows = 0.7 * np.eye(8)[sizes] + 0.2 * unit(np.random.default_rng(0), 36, 8)
+    kept = support.kept_by_group(1 + support.kin_weights(torch.from_numpy(products_of(rows))).sum(1))
+    assert kept.min() > 0.9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(support, "GROUP_SPREADS", 0.0)
+        assert support.kept_by_group(1 + support.kin_weights(torch.from_numpy(products_of(rows))).sum(1)).min() < 0.7
 
 
 def test_the_order_of_clients_does_not_matter():
@@ -252,10 +276,10 @@ def searched(seed, tries, n, f, **settings):
     return best
 
 
-@pytest.mark.parametrize(("settings", "bound"), [({}, 0.95), (ALIKE, 0.4)], ids=str)
+@pytest.mark.parametrize(("settings", "bound"), [({}, 0.8), (ALIKE, 0.35)], ids=str)
 def test_no_search_moves_the_step_further_than_said(settings, bound):
-    """Bounds in units of f / n, what f of n clients reach in a mean. n = 20, f = 4: 300 tries find .73 among groups,
-    .26 among clients that are alike.
+    """Bounds in units of f / n, what f of n clients reach in a mean. n = 20, f = 4: 300 tries find .57 among groups,
+    .23 among clients that are alike.
 
     This is no proof: with 50 clients in groups and other seeds 400 tries found 1.2, as a client's weight can grow to
     several times 1 / n.

@@ -53,6 +53,22 @@ SECUREAFL_FN double level_of(const Team& team, const Refresh& r, const RefreshTa
   return median_of(team, t.values, n, t.parts);
 }
 
+// The value of this rank among values (n), 0 is the least. found (1) is scratch.
+template <typename Team>
+SECUREAFL_FN double value_of_rank(const Team& team, const double* values, int n, int rank, double* found) {
+  SECUREAFL_NO_UNROLL
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    int below = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) {
+      below += values[k] < values[i] || (values[k] == values[i] && k < i);
+    }
+    below = team.sum_across(below);
+    if (team.across() == 0 && below == rank) *found = values[i];
+  }
+  team.sync();
+  return *found;
+}
+
 // Median of the loadings along direction j of the clients that count: |loading - centre| if `spread`. Every lane of a
 // row of the team gets it.
 template <typename Team>
@@ -155,25 +171,55 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   });
 }
 
+// How similar two clients are in `rest`: 0 to 1, 0 of a client with itself.
+SECUREAFL_FN double kin_weight(const Refresh& r, const RefreshTables& t, int i, int k) {
+  const int n = static_cast<int>(r.n);
+  if (k == i || !r.counts[k] || !r.counts[i]) return 0;
+  const auto length = [&](int one) { return sqrt(fmax(t.rest[one * n + one], r.bounds.short_square)); };
+  const double cosine = t.rest[i * n + k] / (length(i) * length(k));
+  return fmin(fmax((cosine - r.bounds.kin) / (1 - r.bounds.kin), 0.0), 1.0);
+}
+
+// kept (n): the share of its weight that a client keeps. A group may be larger than the median size by a share of it,
+// or by some spreads if the sizes differ more. Attackers can only make the largest groups larger, so the spread is
+// taken from the lower half.
+template <typename Team>
+SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const RefreshTables& t, int count) {
+  const int n = static_cast<int>(r.n);
+  const SupportBounds& b = r.bounds;
+  SECUREAFL_NO_UNROLL
+  for (int i = team.down(); i < n; i += Team::kDown) {
+    double sum = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) sum += kin_weight(r, t, i, k);
+    sum = team.sum_across(sum);
+    if (team.across() == 0) t.kept[i] = r.counts[i] ? 1 + sum : INFINITY;
+  }
+  team.sync();
+  const double usual = median_of(team, t.kept, n, t.parts);
+  const double quartile = value_of_rank(team, t.kept, n, (count - 1) / 4, t.parts + 2);
+  const double largest = usual + fmax(b.group * usual, b.group_spreads * (usual - quartile));
+  SECUREAFL_NO_UNROLL
+  for (int i = team.rank(); i < n; i += Team::kSize) {
+    t.kept[i] = fmin(fmax((b.group_end - t.kept[i] / largest) / (b.group_end - 1), 0.0), 1.0);
+  }
+  team.sync();
+}
+
 // kin (n, n) = I - W: W has the weights of each client's kin, the clients with a cosine above the bound.
 template <typename Team>
 SECUREAFL_FN void subtract_kin(const Team& team, const Refresh& r, const RefreshTables& t) {
   const int n = static_cast<int>(r.n);
-  const SupportBounds& b = r.bounds;
-  const auto length = [&](int k) { return sqrt(fmax(t.rest[k * n + k], b.short_square)); };
   SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) {
-      const double cosine = t.rest[i * n + k] / (length(i) * length(k));
-      const double near =
-          k == i || !r.counts[k] || !r.counts[i] ? 0 : fmin(fmax((cosine - b.kin) / (1 - b.kin), 0.0), 1.0);
+      const double near = kin_weight(r, t, i, k);
       t.kin[i * n + k] = near;
       sum += near;
     }
     sum = team.sum_across(sum);
     for (int k = team.across(); k < n; k += Team::kAcross) {
-      t.kin[i * n + k] = (k == i ? 1 : 0) - t.kin[i * n + k] / fmax(sum, b.few_kin);
+      t.kin[i * n + k] = (k == i ? 1 : 0) - t.kin[i * n + k] / fmax(sum, r.bounds.few_kin);
     }
   }
   team.sync();
@@ -195,6 +241,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
     t.rest[at] = r.counts[i] && r.counts[k] ? fmin(fmax(r.means[at], -1.0), 1.0) : 0;
     t.remaining[at] = i == k;
   });
+  judge_groups(team, r, t, count);
   const SupportBounds& b = r.bounds;
   const double crowd = fmax(b.crowd_least, b.crowd * level_of(team, r, t, t.rest, true, count));
   cut_directions(team, r, t, nullptr, r.basis, crowd, count);
@@ -206,7 +253,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (!r.counts[k]) continue;
     const double weight = 1.0 / count + r.shift[k];
-    const double left = fmin(fmax((weight * count - b.fade) / b.fade, 0.0), 1.0);
+    const double left = t.kept[k] * fmin(fmax((weight * count - b.fade) / b.fade, 0.0), 1.0);
     r.shift[k] = fmin(weight * left, b.most / count) - 1.0 / count;
   }
 }

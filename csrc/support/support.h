@@ -16,6 +16,7 @@ constexpr int kStages = 3;  // the crowd, the odd ones, what is left of the crow
 // The constants of secureafl_ext/rules/support.py, in the same order.
 struct SupportBounds {
   double cut, crowd, crowd_least, odd, odd_least, kin, short_square, few_kin, short_level, fade, again, most;
+  double group, group_spreads, group_end;
 };
 
 struct Refresh {
@@ -39,6 +40,7 @@ struct RefreshTables {
   double* rotations;  // (2, n)
   double* values;     // (n)
   double* offsets;    // (n): how far each direction is shifted
+  double* kept;       // (n): the share of its weight that a client keeps, by the size of its group
   double* parts;      // (kParts)
 
   static constexpr int kParts = 64;
@@ -53,8 +55,9 @@ struct RefreshTables {
         rotations(at + 7 * n * n),
         values(rotations + 2 * n),
         offsets(values + n),
-        parts(offsets + n) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 7 * n * n + 4 * n + kParts; }
+        kept(offsets + n),
+        parts(kept + n) {}
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 7 * n * n + 5 * n + kParts; }
 };
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -19,7 +19,7 @@ from .directions import DIRECTIONS, Sight
 from .timing import Timing
 from .trigger import TARGET, make_trigger
 
-HONEST = 10  # honest clients whose gradients the attackers compute each round
+HONEST, HONEST_STD = 3, 10  # honest clients whose gradients the attackers compute each round; more for a spread
 MOMENTUM = 0.99  # of the long-run mean of these gradients
 
 
@@ -68,7 +68,8 @@ class Crafted:
         self.timing = Timing(start, stop, duty, period, silence)
         self.timing.check("crafted")
         self.uploads = self.timing.uploads
-        self.honest = min(HONEST, scene.honest) if imitate is None else scene.honest  # all: in order of their numbers
+        few = min(HONEST_STD if "std" in names else HONEST, scene.honest)
+        self.honest = few if imitate is None else scene.honest  # all: in order of their numbers
         self.trigger = make_trigger(scene, target) if "backdoor" in names else None
         self.scene, self.strength, self.camouflage = scene, strength, camouflage
         self.honest_part, self.imitate = honest_part, imitate

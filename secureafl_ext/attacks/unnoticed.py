@@ -11,9 +11,9 @@ from ..rules import kinship, support
 from ..rules.row_rules import median_of
 
 STEALTH = 0.9  # of the push that would just be noticed
-# The same for the odd directions of the support rule. Less, because the honest residuals of the attackers add to the
-# eigenvalue of the push. Both were chosen on synthetic tables, as in python_tests/test_sim_adaptive_support.py.
-STEALTH_ODD = 0.8
+# The same for the crowd and the odd directions of the support rule. Less, because the honest parts of the attackers add
+# to the eigenvalue of the push. All were chosen on synthetic tables, as in python_tests/test_sim_adaptive_support.py.
+STEALTH_CROWD, STEALTH_ODD = 0.85, 0.8
 CAMP_PUSH = 2.0  # norm of the push of a camp, in median norms: most of the update, which the server clips
 
 
@@ -48,12 +48,13 @@ def past_support(products: Tensor, honest: Tensor, attackers: int) -> Tensor:
 
     A push p that f clients share adds p^2 to the inner products of each two of them. That is an eigenvalue f p^2. It
     stays below the rule's two bounds, computed from the table of the honest clients: that of the crowd as it is in the
-    second search, and that of the odd directions. A client that was not seen yet lowers the bounds: then the push is
-    shorter than it could be.
+    second search, and that of the odd directions. The attackers' group stays small: such a push is much shorter than
+    the honest parts, so that it hardly makes two attackers alike. A client that was not seen yet lowers the bounds:
+    then the push is shorter than it could be.
     """
     table = products.index_select(0, honest).index_select(1, honest)
     maps = support.without_kin(table)
     again = support.AGAIN or 1.0
     crowd = again * (support.CROWD * support.level(support.centered(table))).clamp(min=support.CROWD_LEAST)
     odd = (support.ODD * support.level(maps @ table @ maps.T)).clamp(min=support.ODD_LEAST)
-    return (torch.minimum(STEALTH**2 * crowd, STEALTH_ODD**2 * odd) / attackers).sqrt()
+    return (torch.minimum(STEALTH_CROWD**2 * crowd, STEALTH_ODD**2 * odd) / attackers).sqrt()

@@ -145,7 +145,7 @@ CANDIDATES: dict[str, tuple[dict[str, object], ...]] = {
     "secureafl-support": (
         {},
         {"filter": False},
-        {"quantile": 0.95},
+        {"quantile": 0.8},
         {"quantile": 0.99},
         {"expiry": 4},
         {"expiry": 4, "filter": False},

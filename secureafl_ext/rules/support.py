@@ -4,7 +4,10 @@ Honest progress is supported by many clients, a push of colluders by few. A sing
 looks at mean updates: at the n x n inner products M that Similarity averages. From time to time (a refresh) it looks
 for directions that stand out among them, and along each it replaces the mean of the clients by a robust mean, Tukey's
 biweight about their median. The step is a weighted sum of the clients' last updates; the result of a refresh is one
-number per client, the shift of its weight from 1 / count. Two kinds of directions stand out:
+number per client, the shift of its weight from 1 / count.
+
+First, clients in a group of similar clients that is too large lose their weight, as with kinship: attackers who all
+send the same. Then two kinds of directions stand out:
 
 crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each
     group has an eigenvector; its eigenvalue grows with the group. Attackers with a common push form a larger one.
@@ -25,12 +28,15 @@ CROWD = 2.0  # a direction is a crowd's if its eigenvalue is this many times the
 CROWD_LEAST = 0.3  # and at least this, in (median norm)^2
 ODD = 2.5  # the same for the directions of the residuals
 ODD_LEAST = 0.3
+GROUP = 0.25  # a client whose group is larger than the usual by more than this share of it loses weight
+GROUP_SPREADS = 2.0  # or, where groups differ more, by this many times the usual minus the lower quartile
+GROUP_END = 1.2  # it has lost all of its weight at this many times that bound
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is
 SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
 FADE = 0.25  # a client whose weight falls below twice this share of the mean weight loses more of it, at the share all
-AGAIN = 0.6  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
+AGAIN = 0.7  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
 MOST = 2.0  # a client has at most this many mean weights: the bound on what it can move
 NORMAL, LEAST_SPREAD = 1.4826, 1e-3  # a normal distribution's spread in median deviations; floor for a spread
 STAGES = 3
@@ -70,6 +76,7 @@ class Support(Similarity):
 def shifts(means: Tensor) -> Tensor:
     """(c) float64: the shifts of c clients with these averaged inner products (c, c)."""
     count = len(means)
+    kept = kept_by_group(1 + kin_weights(means).sum(1))
     state = means, torch.eye(count, dtype=means.dtype, device=means.device), torch.zeros_like(means[0])
     crowd = max(CROWD_LEAST, CROWD * float(level(centered(means))))
     state = cut_directions(*state, None, crowd)
@@ -79,7 +86,7 @@ def shifts(means: Tensor) -> Tensor:
     if AGAIN:
         state = cut_directions(*state, None, AGAIN * crowd)
     weights = 1 / count + state[2]
-    faded = weights * ((weights * count - FADE) / FADE).clamp(0, 1)
+    faded = weights * ((weights * count - FADE) / FADE).clamp(0, 1) * kept
     return faded.clamp(max=MOST / count) - 1 / count
 
 
@@ -111,6 +118,20 @@ def biweight(values: Tensor) -> Tensor:
     return (inside * values).sum(0) / inside.sum(0)
 
 
+def kept_by_group(sizes: Tensor) -> Tensor:
+    """(c): the share of its weight that each client keeps, from the sizes (c) of the clients' groups.
+
+    Groups of honest clients differ in size, in some fleets much. Attackers can only make the largest ones larger. So
+    the spread is taken from the lower half.
+    """
+    usual, quartile = (
+        median_of(sizes, torch.ones_like(sizes, dtype=torch.bool)),
+        sizes.sort().values[(len(sizes) - 1) // 4],
+    )
+    largest = usual + torch.maximum(GROUP * usual, GROUP_SPREADS * (usual - quartile))
+    return ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
+
+
 def centered(products: Tensor) -> Tensor:
     mean = products.mean(0)
     return products - mean - mean[:, None] + mean.mean()
@@ -122,9 +143,14 @@ def level(products: Tensor) -> Tensor:
     return median_of(own, torch.ones_like(own, dtype=torch.bool))
 
 
+def kin_weights(products: Tensor) -> Tensor:
+    """(c, c): how similar two clients are, 0 to 1; 0 of a client with itself."""
+    norms = products.diagonal().clamp(min=SHORT_SQUARE).sqrt()
+    return ((products / (norms[:, None] * norms) - KIN) / (1 - KIN)).clamp(0, 1).fill_diagonal_(0)
+
+
 def without_kin(products: Tensor) -> Tensor:
     """(c, c): maps the mean updates to the residuals, each minus the weighted mean of its kin."""
-    norms = products.diagonal().clamp(min=SHORT_SQUARE).sqrt()
-    near = ((products / (norms[:, None] * norms) - KIN) / (1 - KIN)).clamp(0, 1).fill_diagonal_(0)
+    near = kin_weights(products)
     near = near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
     return torch.eye(len(near), dtype=near.dtype, device=near.device) - near

@@ -57,7 +57,7 @@ class Settings:
     trusted: int = 100  # clean samples that the server holds, for the defenses that need them
     holdout: float = 0.0  # test on this share of the training data instead of the test set, to choose settings
     # SecureAFL and its variants only: see `VARIANT_SETTINGS`
-    quantile: float = 0.8  # alpha
+    quantile: float | None = None  # alpha: 0.8; 0.95 for secureafl-support, which needs the filter less
     memory: int = 3  # epsilon: pairs kept of every client
     max_norm: float = 50.0  # G
     trust: float = 1.0  # cap on a correction, as a multiple of the norm of the update that it corrects
@@ -90,6 +90,7 @@ class Settings:
             # A squared error has about a hundred times the curvature of a cross entropy: 0.01 diverges without attack.
             "lr": 0.05 if embedded else 0.001 if self.dataset == "udacity" else 0.01,
             "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients) * self._crowding(),
+            "quantile": 0.95 if self.defense == "secureafl-support" else 0.8,
             "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
         }
 
@@ -110,6 +111,7 @@ class Resolved(Settings):
     batch: int
     lr: float
     delay: int
+    quantile: float
     device: str
 
     @property

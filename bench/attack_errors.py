@@ -32,7 +32,7 @@ ATTACKS = {
 }
 # Rows, each with the options that the main table of docs/results.md has for it.
 DEFENSES = {
-    "secureafl-kin": ("SecureAFL, kinship (recommended)", {}),
+    "secureafl-kin": ("SecureAFL, kinship", {}),
     "secureafl": ("SecureAFL, median (default)", {}),
     "aflguard": ("AFLGuard (has clean data)", {"radius": 2.5}),
     "zeno++": ("Zeno++ (has clean data)", {"eps": 0.1, "every": 1}),

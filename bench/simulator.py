@@ -34,7 +34,7 @@ class Sizes:
     repeats: int
 
 
-ALL = (*(name for name in DEFENSES if not name.startswith("secureafl-")), "secureafl-kin")
+ALL = (*(name for name in DEFENSES if not name.startswith("secureafl-")), "secureafl-kin", "secureafl-support")
 SIZES = {
     "full": Sizes(2_000, 50, ALL, tuple(ATTACKS), (1, 2, 4, 8, 16), 20),
     "quick": Sizes(10, 50, ("async-sgd", "secureafl"), ("gaussian",), (1, 2), 3),

@@ -261,16 +261,16 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 def test_compare_without_flags_is_the_tour(tmp_path, pretended, capsys):
-    pretended.error = lambda settings: 0.25 if settings.defense == "secureafl-kin" else 0.875
+    pretended.error = lambda settings: 0.25 if settings.defense == "secureafl-support" else 0.875
     assert main.main(["compare"]) == 0
     assert [(s.attack, s.defense) for s in pretended.ran[:-1]] == [("gaussian", name) for name in commands.COMPARED]
-    assert {"async-sgd", "secureafl-kin"} <= set(commands.COMPARED) <= set(DEFENSES)
+    assert {"async-sgd", "secureafl-support"} <= set(commands.COMPARED) <= set(DEFENSES)
     assert (pretended.ran[-1].attack, pretended.ran[-1].defense) == ("none", "async-sgd")
     assert {settings.dataset for settings in pretended.ran} == {datasets.DEFAULT}
     assert (tmp_path / "secureafl-results" / "compare-fashion-mnist-small-gaussian.png").read_bytes().startswith(PNG)
     last = capsys.readouterr().out.splitlines()[-1]
     who = "Under gaussian by 4 of 20 clients"
-    assert last.startswith(f"{who} the test error ends at 0.250 with secureafl-kin, 0.875 with")
+    assert last.startswith(f"{who} the test error ends at 0.250 with secureafl-support, 0.875 with")
 
 
 def test_compare_all_is_every_defense(pretended):
@@ -307,6 +307,12 @@ def test_options_go_to_every_defense_that_knows_them(pretended):
         ("gaussian", "secureafl"): ({"std": 5}, {}, 0.8),  # has --quantile
         ("none", "async-sgd"): ({}, {}, 0.8),
     }
+
+
+def test_the_filter_is_wider_for_support_unless_a_quantile_is_given():
+    chosen = {name: Settings(defense=name).resolve().quantile for name in ("secureafl", "kardam", "secureafl-support")}
+    assert chosen == {"secureafl": 0.8, "kardam": 0.8, "secureafl-support": 0.95}
+    assert Settings(defense="secureafl-support", quantile=0.8).resolve().quantile == 0.8
 
 
 def test_settings_of_secureafl_go_to_the_variants_that_use_them(pretended):

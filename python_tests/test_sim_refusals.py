@@ -54,7 +54,7 @@ def said(capsys, *argv: str) -> str:
         ("run --quantile 0.5 --defense kardam", "quantile must not be set, got 0.5: defense kardam does not use it"),
         (
             "compare --memory 5",
-            "memory must not be set, got 5: defense async-sgd, zeno++, secureafl-kin does not use it",
+            "memory must not be set, got 5: defense async-sgd, zeno++, secureafl-support does not use it",
         ),
         ("sweep memory=1,2 --defense secureafl-kin", "memory must not be set, got 1"),
         ("run --config .", ".: expected a file, got a folder, a pipe or a device"),

@@ -21,7 +21,7 @@ from .options import explicit_settings
 from .simulate import outcomes_of, results_file, settings_of, simulate, tuned
 
 # `secureafl compare` without flags: no download, a few minutes on two cores.
-COMPARED = ("async-sgd", "zeno++", "secureafl-kin")
+COMPARED = ("async-sgd", "zeno++", "secureafl-support")
 COMPARED_UNDER = "gaussian"
 UNDEFENDED = calibrate.UNDEFENDED
 

@@ -215,7 +215,7 @@ def _distribute_options(many: list[Resolved], field: str) -> list[Resolved]:
 
 def _reset_unused(many: list[Resolved]) -> list[Resolved]:
     """Refuse a setting of SecureAFL that no run uses. Record the default in the runs that do not use it."""
-    usual = Settings()
+    usual = Settings().resolve()
     used = {settings.defense: variant_settings(settings.defense) for settings in many}
     reset = []
     for settings in many:

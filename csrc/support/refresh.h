@@ -181,8 +181,8 @@ SECUREAFL_FN double kin_weight(const Refresh& r, const RefreshTables& t, int i, 
 }
 
 // kept (n): the share of its weight that a client keeps. A group may be larger than the median size by a share of it,
-// or by some spreads if the sizes differ more. Attackers can only make the largest groups larger, so the spread is
-// taken from the lower half.
+// or by some spreads if the sizes differ more. The spread is taken from the lower half: attackers that form a large
+// group are not in it.
 template <typename Team>
 SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const RefreshTables& t, int count) {
   const int n = static_cast<int>(r.n);

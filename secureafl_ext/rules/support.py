@@ -121,13 +121,11 @@ def biweight(values: Tensor) -> Tensor:
 def kept_by_group(sizes: Tensor) -> Tensor:
     """(c): the share of its weight that each client keeps, from the sizes (c) of the clients' groups.
 
-    Groups of honest clients differ in size, in some fleets much. Attackers can only make the largest ones larger. So
-    the spread is taken from the lower half.
+    Groups of honest clients differ in size, in some fleets much. The spread is taken from the lower half: attackers
+    that form a large group are not in it.
     """
-    usual, quartile = (
-        median_of(sizes, torch.ones_like(sizes, dtype=torch.bool)),
-        sizes.sort().values[(len(sizes) - 1) // 4],
-    )
+    usual = median_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
+    quartile = sizes.sort().values[(len(sizes) - 1) // 4]
     largest = usual + torch.maximum(GROUP * usual, GROUP_SPREADS * (usual - quartile))
     return ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
 

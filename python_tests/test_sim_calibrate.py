@@ -37,11 +37,14 @@ def test_calibrate_leaves_other_options_as_given(pretended):
     ]
 
 
-def test_distance_adds_error_and_attack_success():
-    def apart(error: float, asr: float | None, attack: str) -> float:
-        settings = Settings(dataset="cifar10", attack=attack, defense="async-sgd").resolve()
-        return calibrate.distance(Outcome(settings, [], {"error": error, "asr": asr}))
+def test_distance_adds_the_error_and_what_is_missing_of_the_attack_success():
+    def apart(error: float, asr: float | None, attack: str, dataset: str = "cifar10", **more: float) -> float:
+        settings = Settings(dataset=dataset, attack=attack, defense="async-sgd").resolve()
+        return calibrate.distance(Outcome(settings, [], {"error": error, "asr": asr, **more}))
 
+    assert apart(0.70, 1.0, "pgd") == pytest.approx(0)  # more success than in the paper is no fault
+    assert apart(0.28, 0.36, "pgd", "fashion-mnist") == pytest.approx(0.14)  # the paper's own does not bite
+    assert apart(0.70, 0.0, "pgd", late_asr=0.77) == pytest.approx(0.20)
     assert apart(0.80, 0.97, "pgd") == pytest.approx(0.10)
     assert apart(0.60, 0.47, "pgd") == pytest.approx(0.60)
     assert apart(0.90, None, "gaussian") == pytest.approx(0.10)

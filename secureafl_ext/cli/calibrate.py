@@ -13,6 +13,7 @@ from ..sim.results import Record, flat
 from ..sim.settings import Settings
 
 UNDEFENDED = "async-sgd"
+BITES = 0.5  # attack success that a backdoor must reach without a defense: otherwise its column says nothing
 
 
 class Target(NamedTuple):
@@ -93,13 +94,17 @@ def targets(dataset: str) -> dict[str, Target]:
 
 
 def distance(outcome: Outcome) -> float:
-    """|error - target| + |attack success - target|; the second term only if the paper has one."""
+    """|error - target| + what is missing of the attack success, late in the run; that only if the paper has one.
+
+    More success than in the paper costs nothing: an attack must bite without a defense.
+    """
     target = targets(outcome.settings.dataset)[outcome.settings.attack]
     total = abs(outcome.error - target.error)
     if target.asr is not None:
-        if outcome.asr is None:
+        success = outcome.asr if outcome.late_asr is None else outcome.late_asr
+        if success is None:
             raise ValueError(f"calibrate: attack {outcome.settings.attack!r} must have an attack success, got None")
-        total += abs(outcome.asr - target.asr)
+        total += max(0.0, max(target.asr, BITES) - success)
     return math.inf if math.isnan(total) else total
 
 

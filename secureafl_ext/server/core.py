@@ -111,6 +111,12 @@ class ServerCore:
         return self._engine.seen[: self.clients]
 
     @property
+    def live(self) -> Tensor:
+        """(n) bool: clients with a history that have neither been silent too long (see `expiry`) nor left."""
+        with self._ordered():
+            return self._engine.presence.live(self._engine.seen)[: self.clients]
+
+    @property
     def present(self) -> Tensor:
         """(n) bool: clients that count in the aggregate: seen, not expired, past their probation."""
         with self._ordered():

@@ -1,0 +1,157 @@
+"""Watched: observers know every call, in order, and nothing that they do reaches the server."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from secureafl_ext import SecureAFL
+from secureafl_ext.operate import KINDS, Observer, Watched, watched
+
+N, D = 6, 8
+
+
+class Notes(Observer):
+    def __init__(self):
+        self.seen, self.looks, self.errors, self.lost, self.ended, self.threads = [], [], [], 0, 0, set()
+
+    def verdicts(self, batch):
+        self.threads.add(threading.get_ident())
+        self.seen += batch
+
+    def look(self, look):
+        self.looks.append(look)
+
+    def evaluated(self, at, version, error):
+        self.errors.append((version, error))
+
+    def dropped(self, count):
+        self.lost += count
+
+    def close(self):
+        self.ended += 1
+
+
+def make(device="cpu", **settings):
+    settings = {"lr": 0.1, "max_staleness": 2, **settings}
+    return SecureAFL(torch.zeros(D, device=device), N, **settings)
+
+
+def uploads(rounds):
+    random = torch.Generator().manual_seed(0)
+    for t in range(rounds):
+        update = 1 + 0.1 * torch.randn(D, generator=random)
+        yield t % N, update * (torch.nan if t % 11 == 7 else 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"rule": "support", "memory": 0}, {"spacing": 2}], ids=str)
+def test_every_upload_is_told_and_none_is_changed(settings, device):
+    notes, plain = Notes(), make(device, **settings)
+    with Watched(make(device, **settings), [notes], every=0) as server:
+        for client, update in uploads(40):
+            for version in {server.version, max(0, server.version - 5)}:
+                receipts = [each.submit(client, update.to(device), version) for each in (plain, server)]
+                assert receipts[0].reason == receipts[1].reason
+        assert torch.equal(server.model, plain.model) and server.stats() == plain.stats()
+        assert server.flush()
+    stats, kinds = plain.stats(), [verdict.kind for verdict in notes.seen]
+    assert {kind: kinds.count(kind) for kind in ("accepted", "rejected", "stale", "too_soon")} == {
+        name: stats[name] for name in ("accepted", "rejected", "stale", "too_soon")
+    }
+    assert stats["rejected"] and stats["stale"] and bool(stats["too_soon"]) == ("spacing" in settings)
+    assert [verdict.version for verdict in notes.seen] == sorted(verdict.version for verdict in notes.seen)
+    assert all(verdict.kind in KINDS and verdict.seconds > 0 for verdict in notes.seen)
+    assert any(verdict.factor is not None for verdict in notes.seen)
+    assert notes.ended == 1 and notes.threads.isdisjoint({threading.get_ident()})
+
+
+def test_a_look_has_every_client(device):
+    notes = Notes()
+    with Watched(make(device, rule="support", memory=0), [notes], every=0.01) as server:
+        for client, update in uploads(40):
+            server.submit(client, update.to(device), server.version)
+        server.leave(2)
+        server.flush()
+    look = notes.looks[-1]  # the last one comes with the end
+    assert look.version == server.version and look.stats == server.stats()
+    assert look.seen.all() and not look.live[2] and not look.present[2] and look.weights[2] == 0
+    assert 0.9 < look.weights.sum() < 1.1 and look.left_out.dtype == bool and look.threshold > 0
+    cosines = server.similarity([0, 1, 3])
+    assert cosines.shape == (3, 3) and np.allclose(np.diag(cosines), 1) and cosines[0, 1] > 0.9
+    assert Watched(make(device), [], every=0).similarity([0, 1]) is None
+
+
+def test_names_events_and_evaluations():
+    notes = Notes()
+    with Watched(make(), [notes], every=0, names={3: "three"}) as server:
+        server.submit(3, torch.ones(D), 0)
+        event = SimpleNamespace(kind="joined", slot=1, node=77, version=1, reason="")
+        server.event(event)
+        server.submit(1, torch.ones(D), 1)
+        server.event(SimpleNamespace(kind="accepted", slot=1, node=77, version=2, reason=""))  # submit told it
+        server.evaluated(0.25)
+        server.leave(1)
+        server.forget(1)
+        server.submit(1, torch.ones(D), 2)
+    told = [(verdict.kind, verdict.client, verdict.who) for verdict in notes.seen]
+    assert told == [
+        ("accepted", 3, "three"),
+        ("joined", 1, "77"),
+        ("accepted", 1, "77"),
+        ("left", 1, "77"),
+        ("forgotten", 1, "77"),
+        ("accepted", 1, ""),
+    ]
+    assert notes.errors == [(2, 0.25)]
+
+
+def test_an_observer_that_fails_harms_nobody(caplog):
+    class Broken(Observer):
+        def verdicts(self, batch):
+            raise OSError("disk full")
+
+        look = evaluated = verdicts
+
+    notes = Notes()
+    with Watched(make(), [Broken(), notes], every=0.01) as server:
+        for client, update in uploads(20):
+            server.submit(client, update, server.version)
+        assert server.flush()
+    assert len(notes.seen) == 20 and server.version == 20 and notes.looks
+    assert "Broken.verdicts failed" in caplog.text
+
+
+def test_a_slow_observer_delays_no_submit_and_its_losses_are_counted(monkeypatch):
+    monkeypatch.setattr(watched, "MOST_WAITING", 5)
+    go = threading.Event()
+
+    class Slow(Notes):
+        def verdicts(self, batch):
+            go.wait(60)
+            super().verdicts(batch)
+
+    notes = Slow()
+    with Watched(make(), [notes], every=0) as server:
+        server.submit(0, torch.ones(D), 0)
+        while server._waiting.qsize():  # the thread has taken it and waits
+            time.sleep(0.001)
+        for client, update in uploads(30):
+            server.submit(client, update, server.version)
+        go.set()
+        assert server.flush()
+    assert (len(notes.seen), notes.lost) == (6, 25) and server.version == 31
+
+
+def test_errors_of_a_call_are_the_servers():
+    notes = Notes()
+    with Watched(make(), [notes], every=0) as server:
+        with pytest.raises(ValueError, match=r"SecureAFL.submit: client must lie in 0\.\.5, got 9"):
+            server.submit(9, torch.ones(D), 0)
+        with pytest.raises(ValueError, match=r"SecureAFL\.forget"):
+            server.forget(-1)
+    assert notes.seen == []
+    with pytest.raises(ValueError, match="every must be a finite number of seconds, 0 or more, got -1"):
+        Watched(make(), [], every=-1)

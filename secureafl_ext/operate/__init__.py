@@ -1,0 +1,7 @@
+"""For those who run a fleet: watch a server, export metrics, keep logs. Nothing here changes what a server does."""
+
+from .observer import Observer
+from .verdict import KINDS, Look, Verdict
+from .watched import Watched
+
+__all__ = ["KINDS", "Look", "Observer", "Verdict", "Watched"]

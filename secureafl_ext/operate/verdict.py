@@ -1,0 +1,55 @@
+"""Verdict: what happened to one upload or with one client. Look: all clients at one time. Views are made of these."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+UPLOADS = {
+    "accepted": "its update was accepted",
+    "rejected": "its update was rejected",
+    "stale": "its update was computed on a model that is no longer kept",
+    "too_soon": "its update came before the client's turn",
+}
+EVENTS = {  # of the Flower loop; the others there are uploads
+    "joined": "has a slot and gets the model",
+    "waiting": "no slot is free",
+    "left": "is no longer among the nodes",
+    "forgotten": "everything that was kept of it is erased",
+    "failed": "its app raised an error or crashed",
+    "garbage": "its reply is not a finite model of this layout",
+    "vanished": "no reply within the ttl",
+    "late": "a reply after the ttl, dropped",
+    "twice": "a reply to no message that is open, dropped",
+    "unsent": "Flower took no message for it",
+}
+KINDS = {**UPLOADS, **EVENTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happened to one upload, or with one client."""
+
+    at: float  # seconds since 1970
+    kind: str  # of KINDS
+    client: int | None  # the client's number at the server; None: it has none
+    who: str  # the client's name outside of the server, for instance its Flower node id; "" if there is none
+    version: int  # of the server, afterwards
+    staleness: int | None = None  # of an upload
+    factor: float | None = None  # Lipschitz factor of an upload; None if it is not defined
+    seconds: float | None = None  # that `submit` took on the host
+    reason: str = ""  # one line
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All clients at one time. Arrays have one entry per client."""
+
+    at: float  # seconds since 1970
+    version: int
+    stats: dict[str, int]  # SecureAFL.stats()
+    seen: np.ndarray  # (n) bool: with a history
+    live: np.ndarray  # (n) bool: seen, and neither silent too long nor left
+    present: np.ndarray  # (n) bool: live, and past its probation: these count
+    weights: np.ndarray  # (n) float64 of the remembered updates in the next step
+    left_out: np.ndarray | None  # (n) bool: present, with almost no weight; None if the rule has no weights
+    threshold: float  # the largest factor that would be accepted now; inf if any would

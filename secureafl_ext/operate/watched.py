@@ -1,0 +1,253 @@
+"""Watched: a server with observers. `submit` never waits for them, nor for the device."""
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..server.receipt import Receipt
+from .observer import Observer
+from .verdict import EVENTS, Look, Verdict
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 100_000  # verdicts that have not been told yet; more are dropped and counted
+LARGEST_BATCH = 1_000  # verdicts: a batch is one wait for the device
+
+
+@dataclass(slots=True)
+class Upload:
+    """A receipt that has not been read yet: its values may still be on their way from the device."""
+
+    at: float
+    seconds: float
+    client: int
+    who: str
+    is_round: bool
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    at: float
+    version: int
+    error: float
+
+
+class Watched:
+    """Use it in place of the server: it has the same methods. The observers are told about every call in a thread.
+
+    server: SecureAFL, or another `Server`    observers: told in this order
+    every: seconds between two looks at all clients; 0: none    names: client -> its name outside of the server
+    A look takes as long as `server.weights()`, and a `submit` at the same time waits for it.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        observers: Sequence[Observer],
+        *,
+        every: float = 2.0,
+        names: dict[int, str] | None = None,
+    ):
+        if not (math.isfinite(every) and every >= 0):
+            raise ValueError(f"Watched: every must be a finite number of seconds, 0 or more, got {every}")
+        self.server, self.observers, self.every = server, list(observers), every
+        self.names = dict(names or {})
+        self._waiting: queue.SimpleQueue[Upload | Verdict | Evaluation | None] = queue.SimpleQueue()
+        self._dropped = 0
+        self._told = threading.Condition()
+        self._given = self._handled = 0  # verdicts and evaluations
+        self._closed = False
+        self._thread = threading.Thread(target=self._tell_all, name="secureafl-observers", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the server's own."""
+        return getattr(self.server, name)
+
+    @property
+    def version(self) -> int:
+        return self.server.version
+
+    @version.setter
+    def version(self, value: int) -> None:
+        self.server.version = value
+
+    def submit(self, client: int, update: Tensor, version: int) -> Receipt:
+        """`server.submit`, and its receipt for the observers."""
+        before, began = self.server.version, time.perf_counter()
+        receipt = self.server.submit(client, update, version)
+        seconds = time.perf_counter() - began
+        client = int(client)
+        is_round = receipt.version > before
+        self._give(Upload(time.time(), seconds, client, self.names.get(client, ""), is_round, receipt))
+        return receipt
+
+    def forget(self, client: int) -> None:
+        self.server.forget(client)
+        self._give(self._event("forgotten", client))
+        self.names.pop(int(client), None)
+
+    def leave(self, client: int) -> None:
+        self.server.leave(client)
+        self._give(self._event("left", client))
+
+    def event(self, event: Any) -> None:
+        """For `Loop(watch=...)`: what happens besides the calls of the server. Node ids become the clients' names."""
+        if event.kind == "joined":
+            self.names[event.slot] = str(event.node)
+        if event.kind in EVENTS and event.kind != "left":  # the loop calls `leave` too
+            self._give(
+                Verdict(time.time(), event.kind, event.slot, str(event.node), event.version, reason=event.reason)
+            )
+
+    def evaluated(self, error: float) -> None:
+        """Tell the observers the error of the current model."""
+        self._give(Evaluation(time.time(), self.server.version, float(error)))
+
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until the observers know everything so far. False if that takes longer."""
+        with self._told:
+            goal = self._given
+            return self._told.wait_for(lambda: self._handled >= goal, seconds)
+
+    def close(self) -> None:
+        """Tell the rest, and close the observers. The server stays usable."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.put(None)
+            self._thread.join()
+
+    def __enter__(self) -> "Watched":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def look(self) -> Look:
+        """All clients now. Waits for the device."""
+        server = self.server
+        without = server.left_out()
+        return Look(
+            at=time.time(),
+            version=server.version,
+            stats=server.stats(),
+            seen=server.seen.cpu().numpy(),
+            live=server.live.cpu().numpy(),
+            present=server.present.cpu().numpy(),
+            weights=server.weights().cpu().numpy(),
+            left_out=None if without is None else without.cpu().numpy(),
+            threshold=float(server.threshold()),
+        )
+
+    def similarity(self, clients: Sequence[int]) -> np.ndarray | None:
+        """(k, k) cosines of the mean updates of these clients; NaN where they have not met. None if the rule keeps no
+        similarities."""
+        means = getattr(self.server, "similarity", None)
+        if means is None:
+            return None
+        index = torch.as_tensor(list(clients), dtype=torch.int64, device=means.device)
+        products = means.index_select(0, index).index_select(1, index)
+        norms = products.diagonal().clamp(min=0).sqrt()
+        cosines = products / (norms[:, None] * norms)
+        return torch.where(cosines.isfinite(), cosines.clamp(-1, 1), torch.nan).cpu().numpy()
+
+    def _event(self, kind: str, client: int) -> Verdict:
+        client = int(client)
+        return Verdict(time.time(), kind, client, self.names.get(client, ""), self.server.version)
+
+    def _give(self, what: Upload | Verdict | Evaluation) -> None:
+        if self._waiting.qsize() >= MOST_WAITING:
+            self._dropped += 1
+            return
+        self._given += 1
+        self._waiting.put(what)
+
+    # The observers' thread
+
+    def _tell_all(self) -> None:
+        next_look = time.monotonic() + self.every if self.every else math.inf
+        known_dropped, open_ = 0, True
+        while open_:
+            batch, open_ = self._next_batch(max(0.0, min(next_look - time.monotonic(), 3600.0)))
+            if batch:
+                self._tell_batch(batch)
+            if self._dropped > known_dropped:
+                self._tell("dropped", self._dropped - known_dropped)
+                known_dropped = self._dropped
+            with self._told:
+                self._handled += len(batch)
+                self._told.notify_all()
+            if time.monotonic() >= next_look or (not open_ and self.every):
+                try:
+                    self._tell("look", self.look())
+                except Exception:
+                    logger.exception("Watched: a look at the clients failed")
+                next_look = time.monotonic() + self.every
+        self._tell("close")
+
+    def _next_batch(self, seconds: float) -> tuple[list[Upload | Verdict | Evaluation], bool]:
+        """(What has come within these seconds, whether more may follow)"""
+        batch: list[Upload | Verdict | Evaluation] = []
+        try:
+            what = self._waiting.get(timeout=seconds) if seconds else self._waiting.get_nowait()
+            while what is not None:
+                batch.append(what)
+                if len(batch) == LARGEST_BATCH:
+                    return batch, True
+                what = self._waiting.get_nowait()
+            return batch, False
+        except queue.Empty:
+            return batch, True
+
+    def _tell_batch(self, batch: Sequence[Upload | Verdict | Evaluation]) -> None:
+        uploads = [what.receipt for what in batch if isinstance(what, Upload)]
+        if uploads and uploads[0].accepted.is_cuda:
+            torch.cuda.synchronize(uploads[0].accepted.device)  # they may come from any stream
+        verdicts: list[Verdict] = []
+        for what in batch:
+            if isinstance(what, Evaluation):
+                self._tell("verdicts", verdicts)
+                verdicts = []
+                self._tell("evaluated", what.at, what.version, what.error)
+            else:
+                verdicts.append(read(what) if isinstance(what, Upload) else what)
+        self._tell("verdicts", verdicts)
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        if arguments == ([],):
+            return
+        for observer in self.observers:
+            try:
+                getattr(observer, method)(*arguments)
+            except Exception:
+                logger.exception("Watched: %s.%s failed", type(observer).__name__, method)
+
+
+def read(upload: Upload) -> Verdict:
+    """The verdict of a receipt. Waits for the device."""
+    receipt, factor = upload.receipt, float(upload.receipt.factor)
+    if upload.is_round:
+        kind = "accepted" if receipt.accepted else "rejected"
+    else:
+        kind = "too_soon" if receipt.reason.startswith("too soon") else "stale"
+    return Verdict(
+        at=upload.at,
+        kind=kind,
+        client=upload.client,
+        who=upload.who,
+        version=receipt.version,
+        staleness=receipt.staleness,
+        factor=factor if math.isfinite(factor) else None,
+        seconds=upload.seconds,
+        reason=receipt.reason,
+    )

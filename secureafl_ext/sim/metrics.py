@@ -9,7 +9,7 @@ from ..attacks import Trigger
 from ..tasks.datasets import Dataset
 from ..tasks.models import Net
 
-CHUNK = 2_000  # test images at a time
+CHUNK = {"cuda": 2_000, "cpu": 200}  # test images at a time; on a CPU few enough for its cache
 
 
 @torch.no_grad()
@@ -40,14 +40,15 @@ def worst_class_error(net: Net, data: Dataset, model: Tensor) -> float | None:
 
 def _outputs(net: Net, data: Dataset, model: Tensor) -> Tensor:
     """(N, classes) logits of the test images, or (N) values."""
-    return torch.cat([net.predict(model, data.inputs(x)) for x in data.test_x.split(CHUNK)])
+    return torch.cat([net.predict(model, data.inputs(x)) for x in data.test_x.split(CHUNK[model.device.type])])
 
 
 @torch.no_grad()
 def success(net: Net, data: Dataset, model: Tensor, trigger: Trigger) -> float:
     """Attack success rate: share of the test images of other classes that the whole trigger moves to the target."""
     others = data.test_x[data.test_y != trigger.target]
-    outputs = [net.predict(model, data.inputs(trigger.apply(x))) for x in others.split(CHUNK)]
+    chunks = others.split(CHUNK[model.device.type])
+    outputs = [net.predict(model, data.inputs(trigger.apply(x))) for x in chunks]
     return float((predicted(torch.cat(outputs)) == trigger.target).double().mean())
 
 

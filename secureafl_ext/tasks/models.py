@@ -61,6 +61,8 @@ class Net:
         fused = self._fused_for(vector)
         if fused and fused.predict and not vector.requires_grad:
             return self._shaped(fused.predict(vector, x))
+        if not vector.is_cuda:  # torch's pooling on a CPU is three times as fast in this order
+            x = x.to(memory_format=torch.channels_last)
         return self._apply(vector, x)
 
     def loss(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def test_others_can_read_the_file_and_older_ones_load(engine, path):
     identical(SecureAFL.load(path), server)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["fused", "paper", "support"])  # test_state_checks has them all, without files
 def test_every_value_is_checked_where_there_is_no_digest(engine, path):
     server, refused = saved(path, engine), 0
     for kind, name, bad in damages(server.state_dict(), server.config):

@@ -89,14 +89,14 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     port = free_port()
     (flower / "home" / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
     command = ["flower-superlink", "--insecure", "--simulation", "--host=127.0.0.1", f"--port={port}"]
-    updates = 120
-    settings = f"updates={updates} evaluations=4 capacity=8 malicious=0.5 degree=0.1 checkpoint-every=50"
-    fleet = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=8"  # all eight at once
+    updates = 80
+    settings = f"updates={updates} evaluations=4 capacity=8 malicious=0.5 degree=0.1 checkpoint-every=50 slowest=1.0"
+    fleet = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=4"  # four at once: each imports torch
     run = ["flwr", "run", "app", "here", "--stream", "--federation-config", fleet, "--run-config"]
     run.append(settings + f' attack="sign-flip,crash,garbage,not-finite" out="{flower}/results"')
     with running(command, flower / "superlink.log"):
         wait_for(lambda: listens(port), 60, "the SuperLink answers")
-        done = subprocess.run(run, cwd=flower, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(run, cwd=flower, capture_output=True, text=True, timeout=1500)
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "curve, events and checkpoint" in said, said[-3000:]
 
@@ -126,8 +126,8 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     assert "staleness 0.." in said or "staleness 1.." in said
 
     curve = [line.split(",") for line in (results / "curve.csv").read_text().splitlines()]
-    assert curve[0] == ["updates", "seconds", "error"] and [row[0] for row in curve[1:]] == ["30", "60", "90", "120"]
-    assert float(curve[-1][2]) < 0.6  # a model that knows nothing has 0.9
+    assert curve[0] == ["updates", "seconds", "error"] and [row[0] for row in curve[1:]] == ["20", "40", "60", "80"]
+    assert float(curve[-1][2]) < 0.7  # a model that knows nothing has 0.9
     assert (results.parent / "curves.png").read_bytes().startswith(b"\x89PNG")
     table = said[said.index("client         is") :].splitlines()[1:9]
     assert [sum(word in row for row in table) for word in ("honest", "malicious", "unknown")] == [4, 1, 3], table

@@ -39,6 +39,7 @@ def uploads(means, rounds, seed=1, noise=0.15, scale=1.0, order=None):
 
 @pytest.fixture(params=[F64, F32], ids=str)
 def dtype(request):
+    """The composed round and the one op. Both are the slow one's below, so not every long test needs both."""
     return request.param
 
 
@@ -163,10 +164,10 @@ def test_a_server_follows_the_slow_one_round_by_round(name, dtype, device):
     assert len(set(verdicts)) == 2 and set(left_out(server)) >= set(range(HONEST, CLIENTS))
 
 
-def test_averages_tend_to_the_products_of_the_mean_updates(dtype):
+def test_averages_tend_to_the_products_of_the_mean_updates():
     """Also on the diagonal, where the square of one update would have its noise in it."""
     means = fleet()
-    server = drive(make(dtype=dtype, filter=False), uploads(means, 2000))
+    server = drive(make(dtype=F32, filter=False), uploads(means, 2000))
     expected = means @ means.T
     usual = np.median(np.linalg.norm([update for _, update in uploads(means, 500)], axis=1))
     squares = np.diag(expected) + 0.15**2 * SIZE
@@ -187,26 +188,26 @@ def test_colluders_stand_out_among_clients_that_are_all_alike(device, dtype):
     assert left_out(server) == [*range(HONEST, len(means))]
 
 
-def test_without_attackers_nobody_is_left_out(dtype):
+def test_without_attackers_nobody_is_left_out():
     honest = fleet(colluders=0, turned=False)
-    assert left_out(drive(make(clients=HONEST, dtype=dtype), uploads(honest, 700))) == []
+    assert left_out(drive(make(clients=HONEST, dtype=F32), uploads(honest, 700))) == []
     alike = np.tile(honest.sum(0), (HONEST, 1))
-    assert left_out(drive(make(clients=HONEST, dtype=dtype), uploads(alike, 700))) == []
+    assert left_out(drive(make(clients=HONEST, dtype=F32), uploads(alike, 700))) == []
     nothing = np.zeros((HONEST, SIZE))  # all noise: cosines of what is no length must not count
-    assert left_out(drive(make(clients=HONEST, dtype=dtype), uploads(nothing, 700))) == []
+    assert left_out(drive(make(clients=HONEST, dtype=F32), uploads(nothing, 700))) == []
 
 
-def test_a_group_no_larger_than_others_is_not_told_from_them(dtype):
+def test_a_group_no_larger_than_others_is_not_told_from_them():
     """What the rule cannot see: colluders as many as honest clients that are alike."""
     means = fleet(colluders=2, turned=False)
-    assert left_out(drive(make(clients=len(means), dtype=dtype), uploads(means, 700))) == []
+    assert left_out(drive(make(clients=len(means), dtype=F32), uploads(means, 700))) == []
 
 
-def test_the_model_goes_where_honest_clients_pull(dtype):
+def test_the_model_goes_where_honest_clients_pull():
     honest = fleet(colluders=0, turned=False)
-    there = drive(make(clients=HONEST, dtype=dtype), uploads(honest, 700)).model
-    robust = drive(make(dtype=dtype), uploads(fleet(), 700)).model
-    plain = drive(make(dtype=dtype, rule="mean", buckets=2), uploads(fleet(), 700)).model
+    there = drive(make(clients=HONEST, dtype=F32), uploads(honest, 700)).model
+    robust = drive(make(dtype=F32), uploads(fleet(), 700)).model
+    plain = drive(make(dtype=F32, rule="mean", buckets=2), uploads(fleet(), 700)).model
 
     def cosine(a):
         return float(torch.nn.functional.cosine_similarity(a, there, dim=0))
@@ -240,10 +241,10 @@ def test_names_and_units_of_clients_do_not_matter(dtype):
     assert torch.allclose(other.kinship[order][:, order], one.kinship, rtol=rtol, atol=atol)
 
 
-def test_one_long_update_hardly_moves_an_average(dtype):
-    server = drive(make(dtype=dtype, filter=False), uploads(fleet(), 1000))
+def test_one_long_update_hardly_moves_an_average():
+    server = drive(make(dtype=F32, filter=False), uploads(fleet(), 1000))
     before = server.kinship.clone()
-    server.submit(3, 1e6 * torch.ones(SIZE, dtype=dtype), server.version)
+    server.submit(3, 1e6 * torch.ones(SIZE, dtype=F32), server.version)
     moved = (server.kinship - before).abs()
     assert 0 < moved.max() <= 2 / SPAN
     moved[3] = moved[:, 3] = 0

@@ -185,7 +185,7 @@ def test_captured_rounds_are_the_eager_ones(defense, attack):
         assert torch.equal(captured.accepted, eager.accepted)
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("dataset", ["fashion-mnist", "cifar10", "udacity"])  # one of each kind
 @pytest.mark.parametrize("defense", defenses.DEFENSES)
 def test_every_defense_meets_every_attack(dataset, defense, device):
     """Defined for each data set, or undefined for a reason."""

@@ -164,6 +164,7 @@ class Loop:
         message = Message(content, node, MessageType.TRAIN, ttl=self.ttl)
         # One at a time: of several messages, a grid may take some and not say which.
         taken = [identifier for identifier in self.grid.push_messages([message]) if identifier]
+        self.turns.asked(node)  # not before: if the connection fails, the node is still due in the next run
         if taken:
             self.open[taken[0]] = Sent(node, version, self.server.model, time.monotonic() + self.ttl)
         else:

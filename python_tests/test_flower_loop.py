@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import Counter
+from itertools import count
 
 import numpy as np
 import pytest
@@ -186,6 +187,23 @@ def test_no_message_taken_is_noticed(clock, refusal):
     grid.refused.clear()
     one.run(20)
     assert one.tally[8]["accepted"] > 0
+
+
+def test_after_a_push_that_fails_every_node_is_asked_in_the_next_run(clock):
+    """The connection fails at the second of three messages."""
+    one, grid, _ = start({9: honest(), 8: honest(), 7: honest()}, clock)
+    push, calls = grid.push_messages, count(1)
+
+    def fails_once(messages):
+        if next(calls) == 2:
+            raise ConnectionError("the SuperLink is gone")
+        return push(messages)
+
+    grid.push_messages = fails_once
+    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
+        one.run(3)
+    one.run(12)
+    assert one.totals() == {"joined": 3, "accepted": 12} and all(one.tally[node]["accepted"] for node in (9, 8, 7))
 
 
 def test_clients_join_and_leave_and_come_back(clock):

@@ -48,6 +48,11 @@ class Inbox:
             try:
                 pulled += grid.pull_messages([message])
             except Exception as problem:
-                grid.get_node_ids()  # raises if the connection fails, not a reply
+                try:
+                    grid.get_node_ids()  # raises if the connection fails, not a reply
+                except Exception:
+                    if not (pulled or broken):
+                        raise
+                    break  # Flower has handed these out and does not do so again. The next pull raises.
                 broken[message] = f"Flower cannot unpack the reply: {type(problem).__name__}"
         return pulled, broken

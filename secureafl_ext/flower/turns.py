@@ -38,11 +38,12 @@ class Turns:
         self._failures.pop(node, None)
 
     def ask(self, now: float) -> list[int]:
-        """The nodes that get the model now."""
-        due = [node for node, since in self.to_ask.items() if since <= now]
-        for node in due:
-            del self.to_ask[node]
-        return due
+        """The nodes that get the model now. Each stays due until `asked`."""
+        return [node for node, since in self.to_ask.items() if since <= now]
+
+    def asked(self, node: int) -> None:
+        """The grid was given a message for the node."""
+        del self.to_ask[node]
 
     def had_round(self, node: int) -> None:
         self._rounds.append(node)

@@ -6,7 +6,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("secureafl_ext.flower needs Flower: pip install 'secureafl_ext[flower]'") from missing
 
 from .events import KINDS, Event
+from .inbox import Queue
 from .layout import GarbageError, Layout
 from .loop import Loop
 
-__all__ = ["KINDS", "Event", "GarbageError", "Layout", "Loop"]
+__all__ = ["KINDS", "Event", "GarbageError", "Layout", "Loop", "Queue"]

@@ -1,11 +1,29 @@
-"""Open messages, and the replies that are pulled from Flower's grid."""
+"""Open messages, the replies that are pulled from Flower's grid, and how many there are."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Message
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a loop waits for, and what waits for it."""
+
+    open: int  # messages without a reply
+    waiting: int  # replies that wait for their turn
+    model_bytes: int  # that each of them holds
+    longest_wait: float  # seconds since the oldest of them came
+    to_ask: int  # nodes that get the model as soon as there is a place
+    paused: int  # nodes that wait after a failure
+    places: int  # `open` and `waiting` together are at most this
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.waiting * self.model_bytes
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,30 @@ class Answer:
     sent: Sent
     trained: Tensor  # (d) the client's model, on the CPU
     metrics: Mapping[str, object]
+    since: float  # time of its arrival
+
+    def update(self, lr: float) -> Tensor:
+        """(model sent - model returned) / lr: then `model - lr * update` is the client's model. To be called once: it
+        takes the memory of `trained`."""
+        trained = self.trained.to(self.sent.model.device)
+        return torch.sub(self.sent.model, trained, out=trained).div_(lr)
+
+
+def train_message(node: int, arrays: ArrayRecord, version: int, lr: float, ttl: float) -> Message:
+    """The model for one node."""
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"version": version, "lr": lr})})
+    return Message(content, node, MessageType.TRAIN, ttl=ttl)
+
+
+def longest_wait(answers: Mapping[int, Answer], now: float) -> float:
+    """Seconds since the first of them came; 0 if there is none. Another thread may change them meanwhile."""
+    while True:
+        try:
+            return max(0.0, now - next(iter(answers.values())).since)
+        except StopIteration:
+            return 0.0
+        except RuntimeError:  # changed between two steps of the line above
+            continue
 
 
 class Inbox:

@@ -6,18 +6,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..server.protocol import Server
 from . import replies, saved
 from .events import LEVELS, Event
-from .inbox import Answer, Inbox, Sent
+from .inbox import Answer, Inbox, Queue, Sent, longest_wait, train_message
 from .layout import GarbageError, Layout
 from .slots import Slots
 from .turns import Turns
@@ -34,6 +34,7 @@ class Loop:
     grid: Flower's    server: SecureAFL or any other `Server`; its `clients` is the capacity
     ttl: seconds that a client has for its reply    patience: seconds without a round after which `run` gives up
     turns: share of the other live nodes that must have rounds between two rounds of one node; 0: a reply never waits
+    in_flight: most messages open plus replies waiting, of which each holds a model; None: one for every node
     watch: called with every Event    checkpoint: a file; written every `every` rounds, and loaded if it exists
     Events are also logged by `logging` as secureafl_ext.flower.loop, at the levels in events.LEVELS.
     """
@@ -47,6 +48,7 @@ class Loop:
         ttl: float = 600.0,
         patience: float = 1800.0,
         turns: float = 0.5,
+        in_flight: int | None = None,
         watch: Callable[[Event], None] | None = None,
         checkpoint: str | os.PathLike | None = None,
         every: int = 100,
@@ -55,19 +57,21 @@ class Loop:
             got = f"{tuple(server.model.shape)} {server.model.dtype}"
             expected = f"a model of the layout's ({layout.size},) {layout.dtype}"
             raise ValueError(f"Loop: server must have {expected}, got {got}")
-        for name, value in {"server.lr": server.lr, "ttl": ttl, "patience": patience, "every": every}.items():
+        places = server.clients if in_flight is None else in_flight
+        positive = {"server.lr": server.lr, "ttl": ttl, "patience": patience, "every": every, "in_flight": places}
+        for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"Loop: {name} must be positive, got {value}")
         if not 0 <= turns <= 1:
             raise ValueError(f"Loop: turns must lie in 0..1, got {turns}")
         self.grid, self.server, self.layout = grid, server, layout
-        self.ttl, self.patience, self.every = ttl, patience, every
-        self.watch = watch
+        self.ttl, self.patience, self.every, self.watch = ttl, patience, every, watch
         self.path = None if checkpoint is None else Path(checkpoint)
         self.slots = Slots(server.clients)
-        self.turns = Turns(turns, server.clients)
+        self.turns = Turns(turns, server.clients, places)
         self.tally: dict[int | None, Counter[str]] = {}  # node -> counts by kind; None: nodes without a slot
-        self.open: dict[str, Sent] = {}  # by message id
+        self.open: dict[str, Sent] = {}  # by message id, in the order of their deadlines
+        self._message: dict[int, str] = {}  # id of the last message by node
         self.answers: dict[int, Answer] = {}  # by node, in order of arrival
         self._pulled: list[Message] = []  # replies not yet handled, the next one last
         self._asked = -math.inf  # time of the last pull: a reply pulled then is not late, however busy the server is
@@ -108,6 +112,11 @@ class Loop:
     def totals(self) -> Counter[str]:
         return sum(self.tally.values(), Counter())
 
+    def queue(self) -> Queue:
+        """What is open and what waits, now. Takes microseconds; any thread may call it."""
+        size, longest = self.layout.size * self.layout.dtype.itemsize, longest_wait(self.answers, time.monotonic())
+        return Queue(len(self.open), len(self.answers), size, longest, *self.turns.counts(), self.turns.places)
+
     # Nodes that join and leave, and messages to them
 
     def _update_nodes(self) -> None:
@@ -134,7 +143,7 @@ class Loop:
             self.tally[None] = self.tally.get(None, Counter()) + self.tally.pop(lost, Counter())
             self.server.forget(slot)
         self._waiting.discard(node)
-        self.turns.ready(node)
+        self.turns.joined(node)
         self._record("joined", node, "" if lost is None else f"takes the slot of node {lost}, which is forgotten")
 
     def _left(self, node: int, reason: str = "") -> None:
@@ -144,7 +153,7 @@ class Loop:
         self._stop_counting(node)
         self.turns.left(node)
         self.answers.pop(node, None)
-        self.open = {message: sent for message, sent in self.open.items() if sent.node != node}
+        self.open.pop(self._message.pop(node, ""), None)
 
     def _stop_counting(self, node: int) -> None:
         """The node's last update stops pulling the model. A server without `leave` keeps none that could."""
@@ -152,20 +161,25 @@ class Loop:
             self.server.leave(self.slots.of[node])
 
     def _send_due(self) -> None:
-        for node in self.turns.ask(time.monotonic()):
-            self._send(node)
+        due = self.turns.ask(time.monotonic(), len(self.open) + len(self.answers))
+        sent = 0
+        try:
+            for node in due:
+                self._send(node)
+                sent += 1
+        finally:  # if the connection fails, the others are still due in the next run
+            for node in due[sent:]:
+                self.turns.still_due(node)
 
     def _send(self, node: int) -> None:
         version = self.server.version
         if self._written[0] != version:
             self._written = version, self.layout.write(self.server.model)
-        config = ConfigRecord({"version": version, "lr": float(self.server.lr)})
-        content = RecordDict({"arrays": self._written[1], "config": config})
-        message = Message(content, node, MessageType.TRAIN, ttl=self.ttl)
+        message = train_message(node, self._written[1], version, float(self.server.lr), self.ttl)
         # One at a time: of several messages, a grid may take some and not say which.
         taken = [identifier for identifier in self.grid.push_messages([message]) if identifier]
-        self.turns.asked(node)  # not before: if the connection fails, the node is still due in the next run
         if taken:
+            self._message[node] = taken[0]
             self.open[taken[0]] = Sent(node, version, self.server.model, time.monotonic() + self.ttl)
         else:
             self._failed("unsent", node)
@@ -187,13 +201,13 @@ class Loop:
             self._take(self._pulled.pop())
             self._judge_due(updates)
             self._send_due()
-        for message in [message for message, sent in self.open.items() if sent.deadline < self._asked]:
+        for message in list(takewhile(lambda message: self.open[message].deadline < self._asked, self.open)):
             self._failed("vanished", self.open.pop(message).node, f"no reply within {self.ttl:g} s")
         return answered
 
     def _pull(self) -> list[Message]:
         """New replies, the oldest last."""
-        pulled, broken = self._inbox.pull(self.grid, list(self.open))
+        pulled, broken = self._inbox.pull(self.grid, self.open)
         for message, reason in broken.items():
             self._failed("garbage", self.open.pop(message).node, reason)
         return sorted(pulled, key=replies.made_at, reverse=True)
@@ -214,24 +228,24 @@ class Loop:
             self._failed("late", sent.node, f"no reply within {self.ttl:g} s")
         else:
             try:
-                self.answers[sent.node] = Answer(sent, replies.trained(reply, self.layout), replies.metrics(reply))
+                trained, metrics = replies.trained(reply, self.layout), replies.metrics(reply)
+                self.answers[sent.node] = Answer(sent, trained, metrics, time.monotonic())
+                self.turns.answered(sent.node)
             except GarbageError as problem:
                 self._failed("garbage", sent.node, str(problem))
 
     def _judge_due(self, updates: int) -> None:
         """Judge all replies whose turn it is. Each sender gets the new model before the next reply is judged."""
         while self.answers and self.server.version < updates:
-            node = self.turns.first(self.answers, self.slots.present)
+            node = self.turns.first()
             if node is None:
                 return
             self._judge(self.answers.pop(node))
             self._send_due()
 
     def _judge(self, answer: Answer) -> None:
-        """The update is (model sent - model returned) / lr: then `model - lr * update` is the client's model."""
         sent, before = answer.sent, self.server.version
-        trained = answer.trained.to(sent.model.device)
-        update = torch.sub(sent.model, trained, out=trained).div_(self.server.lr)
+        update = answer.update(self.server.lr)
         if len(update) and not all(bound.isfinite() for bound in update.aminmax()):
             # Not a round: otherwise a node could advance the version as often as it likes.
             self._failed("garbage", sent.node, "the update is not finite")

@@ -10,16 +10,26 @@ class Slots:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.of: dict[int, int] = {}  # node -> slot
+        self.of = {}
         self.away: dict[int, None] = {}  # absent nodes that still have a slot, in the order in which they left
+
+    @property
+    def of(self) -> dict[int, int]:
+        """node -> slot. Only `admit` changes it; a checkpoint replaces it."""
+        return self._of
+
+    @of.setter
+    def of(self, slots: dict[int, int]) -> None:
+        self._of = slots
+        self._free = sorted(set(range(self.capacity)).difference(slots.values()), reverse=True)
 
     def admit(self, node: int) -> tuple[int, int | None] | None:
         """(its slot, the node that lost it), or None if none is free. A node that comes back gets its own."""
         self.away.pop(node, None)
         if node in self.of:
             return self.of[node], None
-        if len(self.of) < self.capacity:
-            slot, lost = min(set(range(self.capacity)) - set(self.of.values())), None
+        if self._free:
+            slot, lost = self._free.pop(), None
         elif self.away:
             lost = next(iter(self.away))
             del self.away[lost]

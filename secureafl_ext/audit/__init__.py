@@ -2,7 +2,7 @@
 
 from .audited import Audited
 from .line import Line
-from .replay import DifferenceError, find, replay
-from .verify import Summary, verify
+from .replays import DifferenceError, find, replay
+from .summary import Summary, verify
 
 __all__ = ["Audited", "DifferenceError", "Line", "Summary", "find", "replay", "verify"]

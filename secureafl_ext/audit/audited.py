@@ -14,7 +14,7 @@ from ..validation import describe, name_of, shown
 from .facts import bytes_of, changed_settings, digest, settings_of, sha256, verdict, weight_of
 from .line import CALLS, UPLOADS, Line, one_line
 from .log import Log, read
-from .replay import Place, after, find, replay
+from .replays import Place, after, find, replay
 from .updates import REFUSED, Updates
 
 KEEP = ("nothing", "recent", "all")

@@ -4,8 +4,8 @@ import argparse
 from datetime import UTC, datetime
 
 from ..audit import facts
-from ..audit.replay import DifferenceError, load, replay
-from ..audit.verify import verify
+from ..audit.replays import DifferenceError, load, replay
+from ..audit.summary import verify
 from ..operate.verdict import UPLOADS
 from .errors import say
 

@@ -13,7 +13,7 @@ from ..report import paper
 from ..sim.options import HELP
 from ..sim.runner import SIDE_BY_SIDE
 from ..sim.settings import Settings
-from . import calibrate, errors
+from . import audit, calibrate, errors
 from .commands import (
     COMPARED,
     COMPARED_UNDER,
@@ -35,18 +35,18 @@ from .simulate import results_file
 NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")  # of the namespace
 CONTINUE = (compare, sweep, calibration, paper_tables, redteam, robustness)  # commands of several runs
 
-Command = Callable[[argparse.Namespace], None]
+Command = Callable[[argparse.Namespace], int | None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """The exit code: 0, 1 for a log that is broken or differs, 2 for a mistake of the user, 130 for Ctrl-C."""
     try:
         arguments = parse_arguments(argv)
     except SystemExit as stop:  # argparse has printed the help or the mistake
         return stop.code if isinstance(stop.code, int) else 0
     try:
         with log_to_stderr():
-            arguments.command(arguments)
+            return arguments.command(arguments) or 0
     except KeyboardInterrupt:
         if arguments.command in CONTINUE:
             errors.say(
@@ -61,7 +61,6 @@ def main(argv: list[str] | None = None) -> int:
             raise
         errors.say(text)
         return 2
-    return 0
 
 
 @contextmanager
@@ -152,6 +151,8 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("folder", nargs="?", default=OUT, metavar="FOLDER", help="the folder (default: %(default)s)")
     made.add_argument("--csv", metavar="FILE|-", help="write a CSV file, or to stdout with -")
     made.add_argument("--parquet", metavar="FILE", help="write a Parquet file (needs pandas and pyarrow)")
+
+    audit.add_arguments(add("audit", audit.audit, audit.USAGE))
 
     add("list", show_list, f"[{'|'.join(LISTS)}]").add_argument("what", nargs="?", choices=LISTS)
     add("data", show_data, "[--data-dir FOLDER]").add_argument("--data-dir", help=HELP["data_dir"])

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..server.protocol import Server
-from . import replies, saved
+from . import recovery, replies, saved
 from .events import LEVELS, Event
 from .inbox import Answer, Inbox, Queue, Sent, longest_wait, train_message
 from .layout import GarbageError, Layout
@@ -36,6 +36,7 @@ class Loop:
     turns: share of the other live nodes that must have rounds between two rounds of one node; 0: a reply never waits
     in_flight: most messages open plus replies waiting, of which each holds a model; None: one for every node
     watch: called with every Event    checkpoint: a file; written every `every` rounds, and loaded if it exists
+    An `Audited` server that was killed goes on where it was: with a checkpoint, and with the calls of its log after it.
     Events are also logged by `logging` as secureafl_ext.flower.loop, at the levels in events.LEVELS.
     """
 
@@ -65,7 +66,8 @@ class Loop:
         if not 0 <= turns <= 1:
             raise ValueError(f"Loop: turns must lie in 0..1, got {turns}")
         self.grid, self.server, self.layout = grid, server, layout
-        self.ttl, self.patience, self.every, self.watch = ttl, patience, every, watch
+        self.ttl, self.patience, self.every = ttl, patience, every
+        self.watch, self.audit = watch, recovery.audit_of(server)
         self.path = None if checkpoint is None else Path(checkpoint)
         self.slots = Slots(server.clients)
         self.turns = Turns(turns, server.clients, places)
@@ -82,6 +84,8 @@ class Loop:
         self._written: tuple[int, ArrayRecord | None] = -1, None  # version, and its model as a record
         if self.path and self.path.exists():
             self.load()
+        elif self.audit is server:
+            recovery.begin(self)
 
     def run(self, updates: int) -> None:
         """Run until the server has done this many rounds in all."""
@@ -142,6 +146,7 @@ class Loop:
         if lost is not None:
             self.tally[None] = self.tally.get(None, Counter()) + self.tally.pop(lost, Counter())
             self.server.forget(slot)
+        self.audit.name_client(slot, node)
         self._waiting.discard(node)
         self.turns.joined(node)
         self._record("joined", node, "" if lost is None else f"takes the slot of node {lost}, which is forgotten")
@@ -285,6 +290,7 @@ class Loop:
         away = [node for node in slots.away if node not in self._missing]
         state = saved.Saved(self.server.state_dict(), self.layout.carried, slots.of, away, self.tally)
         saved.write(path, state, self.layout)
+        self.audit.checkpointed(state.server["version"])
         logger.info("checkpoint %s written at version %d", path, self.server.version)
 
     def load(self) -> None:
@@ -293,14 +299,10 @@ class Loop:
         state = saved.read(path, self.layout, self.server.clients)
         try:
             self.server.load_state_dict(state.server)
+            recovery.restore(self, state)
         except Exception as problem:
             raise ValueError(f"Loop.load: {path}: {problem}") from problem
         self.layout.carried.update(state.carried)
-        self.slots.of = state.slots
-        # All nodes are away until they are seen again; those that were away before come first.
-        self.slots.away = dict.fromkeys([*state.away, *state.slots])
-        self._missing = set(state.slots).difference(state.away)
-        self.tally = state.tally
         logger.info("continued from checkpoint %s at version %d", path, self.server.version)
 
     def _checkpoint(self, caller: str) -> Path:

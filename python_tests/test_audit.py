@@ -1,0 +1,379 @@
+"""Audited: every call is in the log, a replay decides alike, and a server that is started again loses nothing."""
+
+import os
+
+import pytest
+import torch
+from engines import ENGINES, make, run
+from killed_server import call
+from states import identical
+
+from secureafl_ext import SecureAFL
+from secureafl_ext import defenses as other_servers
+from secureafl_ext.audit import Audited, DifferenceError, audited, find, log, replay, replays, verify
+from secureafl_ext.audit.facts import config_from, digest, settings_of
+from secureafl_ext.cli.main import main
+from secureafl_ext.operate import Observer, Watched
+
+N, D = 5, 7
+
+
+def lines(folder, *kinds):
+    return [line for line in log.read(folder) if not kinds or line.kind in kinds]
+
+
+def start(folder, engine="fused", **settings):
+    return Audited(make(engine), folder, **{"keep": "recent", **settings})
+
+
+def calls(server, first, last):
+    for number in range(first, last):
+        call(server, number)
+
+
+@pytest.mark.parametrize("settings", [{}, {"spacing": 2}, {"rule": "support", "memory": 0}], ids=str)
+def test_every_upload_has_its_line_before_the_receipt(tmp_path, settings):
+    plain, random = make("fused", **settings), torch.Generator().manual_seed(1)
+    with Audited(make("fused", **settings), tmp_path, weights=True) as server:
+        server.name_client(4, "four\n\x1b[2J")
+        for t in range(40):
+            client, update = t * t % N, torch.randn(D, generator=random) * (torch.nan if t % 11 == 7 else 1)
+            version = max(0, server.version - (9 if t % 13 == 12 else t % 3))
+            told, receipt = plain.submit(client, update, version), server.submit(client, update, version)
+            assert receipt.reason == told.reason
+            line = lines(tmp_path)[-1]
+            kind = receipt.reason.partition(":")[0].replace(" ", "_")
+            assert (line.kind, line.client, line.trained_on, line.version) == (kind, client, version, plain.version)
+            assert repr(line.factor) == repr(float(told.factor)) and line.weight == float(plain.weights()[client])
+            assert (line.dtype, line.shape, line.who) == ("float32", (D,), "four  [2J" if client == 4 else "")
+        assert {line.kind for line in lines(tmp_path)} >= {"accepted", "rejected", "stale"} | (
+            {"too_soon"} if "spacing" in settings else set()
+        )
+        identical(server.server, plain)
+        assert not (tmp_path / "updates").exists()
+        assert verify(tmp_path, server.head).kinds["joined"] == 1
+
+
+def test_watched_can_wrap_it(tmp_path):
+    told = []
+
+    class Notes(Observer):
+        def verdicts(self, batch):
+            told.extend(batch)
+
+    with start(tmp_path) as server, Watched(server, [Notes()], every=0) as watched:
+        run(watched, 10)
+        watched.leave(1)
+        watched.save(tmp_path / "checkpoint")
+        assert watched.flush() and watched.recover() == 0
+    uploads = lines(tmp_path, "accepted", "rejected", "leave")
+    assert [verdict.client for verdict in told] == [line.client for line in uploads] and len(told) == 11
+
+
+# The round of these is many torch ops.
+SLOW = [engine for engine in ENGINES if engine.startswith("composed") or engine.endswith("buckets")]
+
+
+@pytest.mark.parametrize("engine", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in ENGINES])
+def test_recovered_is_bit_identical(tmp_path, engine):
+    twin, path = make(engine), tmp_path / "checkpoint"
+    calls(twin, 0, 30)
+    with start(tmp_path, engine, rotate=4_000) as server:
+        calls(server, 0, 10)
+    with start(tmp_path, engine) as server:  # without a checkpoint, from the beginning
+        assert server.recover() == 10
+        calls(server, 10, 20)
+        server.save(path)
+        kept = len(list((tmp_path / "updates").iterdir()))
+        calls(server, 20, 30)
+    with Audited(SecureAFL.load(path), tmp_path, keep="recent") as server:
+        assert kept == 0 and server.recover() == 10 and server.recover() == 0
+        identical(server.server, twin)
+        found = verify(tmp_path, server.head)
+        assert found.kinds["recovered"] == 2 and found.files > 1
+    assert digest(SecureAFL.load(path).state_dict()) == lines(tmp_path, "state")[-1].state
+
+
+def test_other_servers_recover_too(tmp_path):
+    def judge():
+        return other_servers.make("kardam", torch.zeros(D), N, 0.1, 4, None)
+
+    def work(server, first, last):
+        for t in range(first, last):
+            server.submit(t % N, torch.full((D,), 1 + t / 10), max(0, server.version - t % 3))
+
+    with Audited(judge(), tmp_path, keep="all") as server:
+        work(server, 0, 12)
+        server.leave(2)  # it has no such method: the log alone knows
+        server.forget(3)
+        state = server.state_dict()
+        work(server, 12, 20)
+        before = server.server
+    again = judge()
+    with Audited(again, tmp_path, keep="all") as server:
+        server.load_state_dict(state)
+        assert server.recover() == 8
+        identical(again, before)
+
+
+def test_no_call_before_recover(tmp_path):
+    with start(tmp_path) as server:
+        calls(server, 0, 10)
+    with start(tmp_path) as server:
+        for method in (lambda: call(server, 10), server.state_dict, lambda: server.leave(0)):
+            with pytest.raises(ValueError, match=r"has a log, call recover\(\) before any other call"):
+                method()
+        assert server.version == 0 and server.recover() == 10
+        calls(server, 10, 11)
+
+
+def test_a_state_that_the_log_does_not_name_is_refused(tmp_path):
+    with start(tmp_path) as server:
+        calls(server, 0, 5)
+    other = make("fused")
+    calls(other, 0, 3)
+    with Audited(other, tmp_path) as server, pytest.raises(ValueError, match="names no state like the server's"):
+        server.recover()
+
+
+def test_a_new_log_begins_at_any_state(tmp_path):
+    """A federation that is not audited from its beginning on; and one that was killed before its first call."""
+    older = make("fused")
+    calls(older, 0, 10)
+    with start(tmp_path) as server:
+        server.load_state_dict(older.state_dict())
+        server.recover()
+    with Audited(make("support"), tmp_path, keep="recent") as server:  # no call is in the log: nothing can be lost
+        assert server.recover() == 0
+        run(server, 3)
+    assert [line.version for line in lines(tmp_path, "state")] == [older.version, 0]
+
+
+def test_kept_updates(tmp_path):
+    sizes = {}
+    for keep in ("nothing", "recent", "all"):
+        folder = tmp_path / keep
+        with start(folder, keep=keep) as server:
+            calls(server, 0, 40)
+            server.submit(0, torch.ones(D), 0)  # stale: what it holds does not matter
+            one = len(list((folder / "updates").iterdir())) if keep != "nothing" else 0
+            server.save(tmp_path / "checkpoint")
+            run(server, 5)
+            after = list((folder / "updates").iterdir()) if keep != "nothing" else []
+            assert all(path.stat().st_size == 4 * D for path in after)
+            sizes[keep] = one, len(after)
+            rounds, uploads = server.version - 5, len(lines(folder, "accepted", "rejected", "stale")) - 5
+    assert sizes == {"nothing": (0, 0), "recent": (rounds, 5), "all": (uploads, uploads + 5)} and uploads > rounds
+
+
+def test_a_state_that_was_not_saved_keeps_the_updates(tmp_path):
+    """Killed between `state_dict` and the file: the older checkpoint must still be enough."""
+    path = tmp_path / "checkpoint"
+    with start(tmp_path) as server:
+        calls(server, 0, 10)
+        server.save(path)
+        calls(server, 10, 20)
+        before = server.state_dict()["version"]
+        server.state_dict()  # the same state is named once
+        calls(server, 20, 22)
+        server.checkpointed(before - 1)  # no state of that version was given out: nothing goes
+        twin = server.server
+    assert len(lines(tmp_path, "state")) == 3
+    with Audited(SecureAFL.load(path), tmp_path, keep="recent") as server:
+        assert server.recover() == 12
+        identical(server.server, twin)
+
+
+def test_what_is_not_kept_is_given_up_and_the_log_says_so(tmp_path):
+    path = tmp_path / "checkpoint"
+    with start(tmp_path, keep="nothing") as server:
+        calls(server, 0, 10)
+        server.save(path)
+        calls(server, 10, 30)
+    with (
+        Audited(SecureAFL.load(path), tmp_path, keep="recent") as server,
+        pytest.raises(ValueError, match=r"the update of line \d+ is not kept; .* recover\(give_up=True\)"),
+    ):
+        server.recover()
+    with Audited(SecureAFL.load(path), tmp_path, keep="nothing") as server:
+        assert server.recover() == 0
+        calls(server, 30, 40)
+        server.save(path)
+        calls(server, 40, 45)
+    with Audited(SecureAFL.load(path), tmp_path, keep="recent") as server:
+        server.recover(give_up=True)
+        calls(server, 50, 60)
+        twin = server.server
+    assert [line.count for line in lines(tmp_path, "resumed")] == [20, 5]
+    with Audited(SecureAFL.load(path), tmp_path, keep="recent") as server:
+        assert server.recover() == 10  # those after the last one, not those that were given up
+        identical(server.server, twin)
+
+
+def test_a_damaged_update_is_refused(tmp_path):
+    with start(tmp_path, keep="all") as server:
+        calls(server, 0, 10)
+    kept = sorted((tmp_path / "updates").iterdir())
+    kept[3].write_bytes(bytes(4 * D))
+    with start(tmp_path) as server:
+        with pytest.raises(ValueError, match=r"expected the 28 bytes whose hash line \d+ has, got others"):
+            server.recover()
+        with pytest.raises(ValueError, match="call recover"):
+            call(server, 10)
+    kept[3].write_bytes(bytes(10**6))
+    with start(tmp_path) as server, pytest.raises(ValueError, match="expected at most 28 bytes"):
+        server.recover()
+
+
+def test_other_settings_are_refused_while_calls_must_be_repeated(tmp_path):
+    path = tmp_path / "checkpoint"
+    with start(tmp_path, keep="all") as server:
+        calls(server, 0, 10)
+        server.save(path)
+        calls(server, 10, 15)
+    state = SecureAFL.load(path).state_dict()
+    with Audited(make("fused", quantile=0.5), tmp_path, keep="all") as server:
+        server.load_state_dict(state)
+        with pytest.raises(ValueError, match=r"5 calls were made with other settings: quantile=0.8 became 0.5"):
+            server.recover()
+    with Audited(SecureAFL.load(path), tmp_path, keep="all") as server:
+        server.recover()
+        server.save(path)
+        state = server.state_dict()
+    with Audited(make("fused", quantile=0.5, trust=float("inf")), tmp_path, keep="all") as server:
+        server.load_state_dict(state)
+        assert server.recover() == 0
+        calls(server, 15, 20)
+        config = server.config
+    named = lines(tmp_path, "state")
+    assert named[-1].state == named[-2].state and config_from(named[-1].settings) == config
+    with pytest.raises(ValueError, match=r"other settings from here on: quantile=0.8 became 0.5"):
+        replay(make("fused"), tmp_path, find(tmp_path, named[0].state))
+
+
+def test_a_full_disk_stops_the_server_before_it_forgets(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with start(tmp_path) as server:
+        calls(server, 0, 10)
+        state, twin = server.state_dict(), make("fused")
+        calls(twin, 0, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(server._updates, "put", full)  # no room for the update: there is no round
+            with pytest.raises(OSError, match="No space left"):
+                server.submit(0, torch.ones(D), server.version)
+        identical(server.server, twin)
+        server.submit(0, torch.ones(D), server.version)
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "write_all", full)  # no room for the line: the server is ahead
+            with pytest.raises(OSError, match="No space left"):
+                server.submit(1, torch.ones(D), server.version)
+        for again in (lambda: server.leave(0), server.recover):
+            with pytest.raises(ValueError, match="the server is ahead of its log; load a checkpoint and call recover"):
+                again()
+        server.load_state_dict(state)
+        assert server.recover() == 1 and server.version == lines(tmp_path, "recovered")[-1].version
+        twin.submit(0, torch.ones(D), twin.version)
+        identical(server.server, twin)
+
+
+def test_refused_calls_leave_no_line(tmp_path):
+    with start(tmp_path) as server:
+        server.submit(0, torch.ones(D), 0)
+        head = server.head
+        for wrong in (
+            lambda: server.submit(9, torch.ones(D), 0),
+            lambda: server.submit(0, torch.ones(D + 1), 0),
+            lambda: server.submit(0, torch.ones(D).double(), 0),
+            lambda: server.submit(0, [1.0] * D, 0),
+            lambda: server.submit(0, torch.ones(D), 5),
+            lambda: server.forget(-1),
+            lambda: server.leave(N),
+            lambda: server.name_client(N, "x"),
+            lambda: server.enqueue(None, None, None),
+        ):
+            with pytest.raises(ValueError):
+                wrong()
+        assert server.head == head and len(list((tmp_path / "updates").iterdir())) == 1
+        server.submit(1, torch.ones(D), 1)
+        assert not server.capturable and lines(tmp_path)[-1].client == 1
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"keep": "some"}, "keep must be one of nothing, recent, all, got 'some'"),
+        ({"rotate": 0}, "rotate must be 1 or more bytes, got 0"),
+    ],
+)
+def test_wrong_settings(tmp_path, settings, words):
+    with pytest.raises(ValueError, match=words):
+        start(tmp_path, **settings)
+
+
+def test_sync_waits_for_the_disk(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    with start(tmp_path, sync=True) as server:
+        server.state_dict()
+        synced.clear()
+        server.submit(0, torch.ones(D), 0)
+    assert [os.path.basename(path) for path in synced] == ["000000000003.bin", "updates", "audit-000000.jsonl"]
+
+
+def test_replay_decides_alike_and_finds_another_setting(tmp_path, monkeypatch):
+    with start(tmp_path, keep="all", weights=True) as server:
+        calls(server, 0, 60)
+        began, ended = lines(tmp_path, "state")[0].state, digest(server.server.state_dict())
+    place, again = find(tmp_path, began), make("fused")
+    repeated = replay(again, tmp_path, place)
+    assert repeated.calls == 60 > repeated.uploads and digest(again.state_dict()) == ended
+    with pytest.raises(DifferenceError, match=r"line \d+, \w+ of client \d: \w+ is .* in the log, decided again it is"):
+        replay(make("fused", quantile=0.1), tmp_path, place)
+    with pytest.raises(DifferenceError, match=r"the server refuses the call: .*client must lie in"):
+        replay(SecureAFL(torch.zeros(D), 2, lr=0.05, max_staleness=4), tmp_path, place)
+    monkeypatch.setattr(replays, "weight_of", lambda server, client: 0.125)
+    with pytest.raises(DifferenceError, match=r"weight is .* in the log, decided again it is 0\.125"):
+        replay(make("fused"), tmp_path, place)
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    folder, path = tmp_path / "audit", str(tmp_path / "checkpoint")
+    with start(folder, keep="all") as server:
+        calls(server, 0, 20)
+        server.save(path)
+        calls(server, 20, 50)
+        model, version, middle = server.model, server.version, lines(folder, "state")[-1].version + 5
+        head = server.head
+
+    assert main(["audit", "verify", str(folder), "--expect", head]) == 0
+    said = capsys.readouterr().out
+    count = len(lines(folder, "accepted", "rejected", "stale", "too_soon"))
+    assert f"head     {head}\n" in said and f"uploads  {count}: " in said and said.isascii()
+    assert main(["audit", "verify", str(folder), "--expect", "0" * 64]) == 1
+
+    assert main(["audit", "replay", str(folder), "--checkpoint", path]) == 0
+    said = capsys.readouterr().out
+    assert "uploads decided again, all equal" in said and f"version  {version}" in said
+    assert audited.sha256(audited.bytes_of(model)) in said
+    assert main(["audit", "replay", str(folder), "--checkpoint", path, "--until", str(middle)]) == 0
+    assert f"version  {middle}\n" in capsys.readouterr().out
+
+    state = SecureAFL.load(path).state_dict()
+    changed = make("fused", quantile=0.1)
+    changed.load_state_dict(state)
+    changed.save(path)
+    assert main(["audit", "replay", str(folder), "--checkpoint", path]) == 1
+    assert "quantile=0.8 became 0.1" in capsys.readouterr().err
+    monkeypatch.setattr("secureafl_ext.audit.facts.settings_of", lambda server: settings_of(make("fused")))
+    assert main(["audit", "replay", str(folder), "--checkpoint", path]) == 1
+    assert "decided again it is" in capsys.readouterr().err
+    monkeypatch.undo()
+
+    changed.submit(0, torch.ones(D), changed.version)
+    changed.save(path)
+    assert main(["audit", "replay", str(folder), "--checkpoint", path]) == 2
+    assert "expected a checkpoint of a state that the log" in capsys.readouterr().err
+    assert main(["audit", "replay", str(folder)]) == 2
+    assert main(["audit", "verify", str(tmp_path / "none")]) == 1

@@ -1,0 +1,72 @@
+"""What the log says of a server: the digest of its state, its settings, its verdicts. Reading them waits for it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, uint8
+
+from ..config import Config
+from ..operate.watched import Upload, read
+from ..server.receipt import Receipt
+from ..validation import name_of
+from .line import NO_NUMBERS, plain
+
+THREADS = 8  # tensors hashed at a time
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The values, on the host."""
+    return tensor.detach().cpu().contiguous().view(-1).view(uint8).numpy().data
+
+
+def sha256(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest(state: Mapping[str, Tensor | int]) -> str:
+    """SHA-256 over all names, numbers, dtypes, shapes and values. Two servers with the same one go on alike."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    with ThreadPoolExecutor(THREADS) as pool:
+        sums = pool.map(lambda tensor: sha256(bytes_of(tensor)), tensors.values())
+        about = {name: [name_of(t.dtype), list(t.shape), s] for (name, t), s in zip(tensors.items(), sums, strict=True)}
+    return sha256(json.dumps({**state, **about}, sort_keys=True).encode())
+
+
+def settings_of(server: Any) -> dict[str, Any]:
+    """All that a server of the same kind is made from, besides its state. Empty unless the server is a SecureAFL."""
+    config = getattr(server, "config", None)
+    if not isinstance(config, Config):
+        return {}
+    return {**plain(asdict(config)), "clients": server.clients, "dtype": name_of(server.dtype)}
+
+
+def config_from(settings: dict[str, Any]) -> Config:
+    """The Config of settings that the log has."""
+    known: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("clients", "dtype")}
+    known |= {
+        name: NO_NUMBERS[value] for name, value in known.items() if isinstance(value, str) and value in NO_NUMBERS
+    }
+    try:
+        return Config(**known)
+    except TypeError as problem:
+        raise ValueError(f"settings must be those of a server of this version, got others: {problem}") from None
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that differ, in words; empty if none does."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name}={before.get(name)!r:.40} became {now.get(name)!r:.40}" for name in names[:5])
+
+
+def verdict(receipt: Receipt, before: int) -> tuple[str, float]:
+    """(kind, factor). before: version of the server before the upload"""
+    return read(Upload(0.0, 0.0, 0, "", receipt.version > before, receipt)).kind, float(receipt.factor)
+
+
+def weight_of(server: Any, client: int) -> float:
+    weights = server.weights()
+    return float("nan") if weights is None else float(weights[client])

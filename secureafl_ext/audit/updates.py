@@ -1,0 +1,62 @@
+"""The kept updates of an audit log: one file per upload, named by the number of its line, which has its hash."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..bounded_files import contents
+from .facts import sha256
+from .line import DTYPES, Line
+from .log import to_disk, write_all
+
+REFUSED = ("stale", "too_soon")  # what such an update holds does not matter to the server
+
+
+class Updates:
+    """sync: wait for the disk after every file"""
+
+    def __init__(self, folder: Path, sync: bool = False):
+        self.folder, self.sync = folder / "updates", sync
+
+    def put(self, seq: int, data: memoryview) -> None:
+        """The bytes of an update whose line will have this number. A file that a crash left is written over."""
+        self.folder.mkdir(exist_ok=True)
+        file = os.open(self._path(seq), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            write_all(file, data)
+            if self.sync:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        if self.sync:
+            to_disk(self.folder)
+
+    def has(self, line: Line) -> bool:
+        return line.kind in REFUSED or self._path(line.seq).is_file()
+
+    def get(self, line: Line) -> Tensor:
+        """(d) the update of this line, if it has the line's hash. Zeros for one that was refused and is not kept."""
+        path, dtype = self._path(line.seq), DTYPES[line.dtype]
+        if line.kind in REFUSED and not path.exists():
+            return torch.zeros(line.shape, dtype=dtype)
+        size = line.shape[0] * dtype.itemsize
+        try:
+            data = bytearray(contents(path, size))
+        except FileNotFoundError:
+            raise ValueError(f"{path}: expected the update of line {line.seq}, got no file: it was not kept") from None
+        if len(data) != size or sha256(data) != line.update:
+            raise ValueError(f"{path}: expected the {size} bytes whose hash line {line.seq} has, got others")
+        return torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+
+    def drop(self, seq: int) -> None:
+        self._path(seq).unlink(missing_ok=True)
+
+    def drop_before(self, seq: int) -> None:
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.stem.isdecimal() and int(path.stem) < seq:
+                path.unlink(missing_ok=True)
+
+    def _path(self, seq: int) -> Path:
+        return self.folder / f"{seq:012d}.bin"

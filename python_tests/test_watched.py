@@ -155,3 +155,34 @@ def test_errors_of_a_call_are_the_servers():
     assert notes.seen == []
     with pytest.raises(ValueError, match="every must be a finite number of seconds, 0 or more, got -1"):
         Watched(make(), [], every=-1)
+
+
+class Told(Observer):
+    def __init__(self, enough=0):
+        self.count, self.enough = 0, enough
+        self.began, self.go, self.done = threading.Event(), threading.Event(), threading.Event()
+
+    def verdicts(self, batch):
+        self.began.set()
+        assert self.go.wait(60)
+        self.count += len(batch)
+        if self.count >= self.enough:
+            self.done.set()
+
+
+def test_observers_gather_verdicts_but_no_one_waits_for_that(monkeypatch):
+    """A day to gather: only `flush`, a full batch and `close` end it."""
+    monkeypatch.setattr(watched, "GATHER", 86_400.0)
+    monkeypatch.setattr(watched, "LARGEST_BATCH", 5)
+    told = Told(enough=21)
+    with Watched(make(), [told], every=0) as server:
+        server.submit(0, torch.ones(D), 0)
+        while not told.began.is_set():
+            server.flush(0.01)
+        for _ in range(23):
+            server.submit(0, torch.ones(D), server.version)
+        told.go.set()
+        assert told.done.wait(60)  # full batches are told at once
+        assert server.flush(60) and told.count == 24
+        server.submit(0, torch.ones(D), server.version)
+    assert told.count == 25

@@ -1,0 +1,169 @@
+"""read_line: one line of a JsonLog. The file may be damaged or forged: types and bounds of every field are checked."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..validation import MOST, converted, number, or_none, shown, text, whole
+from .verdict import KINDS, Look, Verdict
+from .watched import Evaluation
+
+LONGEST_NAME, LONGEST_REASON = 100, 500  # characters
+LONGEST_LINE = 2**25  # characters: a look at MOST_CLIENTS clients has fewer
+MOST_CLIENTS = 1_000_000
+MOST_STATS = 100
+LATEST = 1e11  # seconds since 1970: the year 5138
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """So many verdicts were not told, because the observers were too slow."""
+
+    at: float
+    count: int
+
+
+def read_line(line: str) -> Verdict | Look | Evaluation | Dropped | None:
+    """What a line of JsonLog tells; None: the line is blank. A line that JsonLog would not write is a ValueError.
+
+    Fields that are not known are ignored: what collects logs may add some.
+    """
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"read_line: line must have at most {LONGEST_LINE} characters, got {len(line)}")
+    if not line.strip():
+        return None
+    try:
+        fields = json.loads(line, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"read_line: line must be JSON, got {shown(line)}: {str(error)[:100]}") from None
+    event = fields.get("event") if isinstance(fields, dict) else None
+    if not isinstance(event, str) or event not in READERS:
+        names = ", ".join(READERS)
+        raise ValueError(f'read_line: line must be an object with "event" one of {names}, got {shown(line)}')
+    return READERS[event](fields)
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def not_negative(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def none_or(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+def short(most: int) -> Callable[[str], bool]:
+    return lambda words: len(words) <= most and words.isprintable()
+
+
+# name: (how to read it, what it must be, whether it is that)
+FIELDS: dict[str, tuple[Callable[[Any], Any], str, Callable[[Any], bool]]] = {
+    "at": (number, f"seconds from 0 to {LATEST:.0e}", lambda at: 0 <= at <= LATEST),
+    "kind": (text, f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS),
+    "client": (
+        or_none(whole),
+        f"a whole number below {MOST_CLIENTS} or null",
+        none_or(lambda client: 0 <= client < MOST_CLIENTS),
+    ),
+    "who": (text, f"printable text of at most {LONGEST_NAME} characters", short(LONGEST_NAME)),
+    "version": (whole, f"a whole number from 0 to {MOST}", not_negative),
+    "staleness": (or_none(whole), f"a whole number from 0 to {MOST} or null", none_or(not_negative)),
+    "factor": (or_none(number), "a finite number, 0 or more, or null", none_or(not_negative)),
+    "seconds": (or_none(number), "a finite number, 0 or more, or null", none_or(not_negative)),
+    "reason": (text, f"printable text of at most {LONGEST_REASON} characters", short(LONGEST_REASON)),
+    "threshold": (or_none(number), "a finite number, 0 or more, or null", none_or(not_negative)),
+    "error": (or_none(number), "a finite number or null", none_or(math.isfinite)),
+    "count": (whole, f"a whole number from 1 to {MOST}", lambda count: count >= 1),
+}
+
+
+def field(fields: dict[str, Any], name: str) -> Any:
+    convert, expected, holds = FIELDS[name]
+    return converted("read_line", name, given(fields, name), convert, expected, holds)
+
+
+def given(fields: dict[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise ValueError(f"read_line: {name} must be in a line of the event {fields['event']}, got none")
+    return fields[name]
+
+
+def read_verdict(fields: dict[str, Any]) -> Verdict:
+    return Verdict(**{name: field(fields, name) for name in Verdict.__dataclass_fields__})
+
+
+def read_look(fields: dict[str, Any]) -> Look:
+    seen = read_list(fields, "seen", MOST_CLIENTS)
+    n, threshold = len(seen), field(fields, "threshold")
+    return Look(
+        at=field(fields, "at"),
+        version=field(fields, "version"),
+        stats=read_stats(fields),
+        seen=seen,
+        live=read_list(fields, "live", n, n),
+        present=read_list(fields, "present", n, n),
+        weights=read_weights(fields, n),
+        left_out=None if given(fields, "left_out") is None else read_list(fields, "left_out", n, n),
+        threshold=math.inf if threshold is None else threshold,
+    )
+
+
+def read_list(fields: dict[str, Any], name: str, most: int, least: int = 0) -> np.ndarray:
+    """(n) bool"""
+    values = given(fields, name)
+    if (
+        not isinstance(values, list)
+        or not least <= len(values) <= most
+        or not set(map(type, values)) <= {int, bool}
+        or not set(values) <= {0, 1}
+    ):
+        length = f"{least}" if least == most else f"at most {most}"
+        raise ValueError(f"read_line: {name} must be a list of {length} numbers 0 or 1, got {shown(values)}")
+    return np.array(values, dtype=bool)
+
+
+def read_weights(fields: dict[str, Any], n: int) -> np.ndarray:
+    """(n) float64, NaN for null"""
+    values = given(fields, "weights")
+    if isinstance(values, list) and len(values) == n and set(map(type, values)) <= {int, float, type(None)}:
+        try:
+            weights = np.array(values, dtype=np.float64)
+        except OverflowError:
+            weights = np.array([math.inf])
+        if not np.isinf(weights).any():
+            return weights
+    raise ValueError(f"read_line: weights must be a list of {n} finite numbers or null, got {shown(values)}")
+
+
+def read_stats(fields: dict[str, Any]) -> dict[str, int]:
+    stats = given(fields, "stats")
+    if not isinstance(stats, dict) or len(stats) > MOST_STATS or not all(map(short(LONGEST_NAME), stats)):
+        raise ValueError(f"read_line: stats must be an object of at most {MOST_STATS} names, got {shown(stats)}")
+    return {
+        name: converted("read_line", f"stats[{name}]", value, whole, f"a whole number from 0 to {MOST}", not_negative)
+        for name, value in stats.items()
+    }
+
+
+def read_evaluation(fields: dict[str, Any]) -> Evaluation:
+    error = field(fields, "error")
+    return Evaluation(field(fields, "at"), field(fields, "version"), math.nan if error is None else error)
+
+
+def read_dropped(fields: dict[str, Any]) -> Dropped:
+    return Dropped(field(fields, "at"), field(fields, "count"))
+
+
+READERS: dict[str, Callable[[dict[str, Any]], Verdict | Look | Evaluation | Dropped]] = {
+    "verdict": read_verdict,
+    "look": read_look,
+    "evaluation": read_evaluation,
+    "dropped": read_dropped,
+}

@@ -18,7 +18,7 @@ from .errors import say
 from .lists import print_list
 from .names import picture_name
 from .options import explicit_settings
-from .simulate import outcomes_of, results_file, settings_of, simulate, tuned
+from .simulate import outcomes_of, results_file, settings_of, simulate, tuned, watched
 
 # `secureafl compare` without flags: no download, a few minutes on two cores.
 COMPARED = ("async-sgd", "zeno++", "secureafl-support")
@@ -30,11 +30,13 @@ def run(arguments: argparse.Namespace) -> None:
     """one run: progress, a summary, a curve"""
     from ..report import console
 
-    outcomes = outcomes_of(tuned([settings_of(arguments)], arguments), arguments, ["attack", "defense"])
-    settings = outcomes[0].settings
-    used = ("dataset", "attack", "defense")
-    name = picture_name("run", [getattr(settings, each) for each in used], explicit_settings(arguments), used)
-    _present(outcomes, arguments, ["attack", "defense"], console.curves, name)
+    wanted = tuned([settings_of(arguments)], arguments)
+    with watched(arguments, wanted[0]) as look:
+        outcomes = outcomes_of(wanted, arguments, ["attack", "defense"], look)
+        settings = outcomes[0].settings
+        used = ("dataset", "attack", "defense")
+        name = picture_name("run", [getattr(settings, each) for each in used], explicit_settings(arguments), used)
+        _present(outcomes, arguments, ["attack", "defense"], console.curves, name)
 
 
 def compare(arguments: argparse.Namespace) -> None:

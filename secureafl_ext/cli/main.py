@@ -31,6 +31,7 @@ from .options import OUT, add_settings, add_untuned
 from .redteam import BUDGET, redteam
 from .robustness import SEEDS, robustness
 from .simulate import results_file
+from .watch import add_flags, watch
 
 NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")  # of the namespace
 CONTINUE = (compare, sweep, calibration, paper_tables, redteam, robustness)  # commands of several runs
@@ -101,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         return made
 
     made = add("run", run, "[flags]")
+    made.add_argument("--watch", type=int, metavar="PORT", help="serve a live page of the run; 0: on a free port")
     add_untuned(made)
     add_settings(made, Settings())
 
@@ -146,6 +148,8 @@ def build_parser() -> argparse.ArgumentParser:
     made = add("report", report, "FOLDER [--html FILE]")
     made.add_argument("folder", metavar="FOLDER", help="the folder that --out named")
     made.add_argument("--html", metavar="FILE", help="file to write (default: FOLDER/report.html)")
+
+    add_flags(add("watch", watch, "URL-or-FILE [--once] [--token TOKEN] [--host HOST] [--port PORT]"))
 
     made = add("results", show_results, "[FOLDER] [--csv FILE|-] [--parquet FILE]")
     made.add_argument("folder", nargs="?", default=OUT, metavar="FOLDER", help="the folder (default: %(default)s)")

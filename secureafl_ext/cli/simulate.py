@@ -1,18 +1,23 @@
 """From the flags of a command to finished runs: settings, progress, the results file."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..defenses.tuned import tuned_options
-from ..sim import results, runner
+from ..sim import loop, results, runner
 from ..sim.options import prepare, with_tuned_options
 from ..sim.outcome import Outcome, Point
 from ..sim.results import Record
 from ..sim.settings import Settings
 from .errors import say
 from .options import explicit_settings
+
+Look = Callable[[loop.Rounds, Point], None]
 
 
 def results_file(arguments: argparse.Namespace) -> Path:
@@ -40,16 +45,43 @@ def say_tuned(wanted: Sequence[Settings]) -> None:
         say(f"tuned options: {', '.join(used)}; --untuned uses the defaults of each defense")
 
 
-def outcomes_of(many: list[Settings], arguments: argparse.Namespace, varied: list[str]) -> list[Outcome]:
-    return [record.outcome for record in simulate(many, arguments, varied)]
+def outcomes_of(
+    many: list[Settings], arguments: argparse.Namespace, varied: list[str], look: Look | None = None
+) -> list[Outcome]:
+    return [record.outcome for record in simulate(many, arguments, varied, look=look)]
+
+
+@contextmanager
+def watched(arguments: argparse.Namespace, settings: Settings) -> Iterator[Look | None]:
+    """The live page of --watch, and the callback of `loop.run` for it; None without the flag."""
+    if arguments.watch is None:
+        yield None
+        return
+    if arguments.processes != 1:
+        raise ValueError(f"--watch needs --processes 1, got {arguments.processes}")
+    from ..sim.live import Live
+
+    title = f"{settings.dataset}, {settings.attack} against {settings.defense}"
+    with Live(title, arguments.watch) as live:
+        say(f"page: {live.page.url}")
+        yield live.look
+        live.view.close()
+        if sys.stdin is not None and sys.stdin.isatty():
+            with suppress(KeyboardInterrupt, EOFError):
+                input("The run has ended. The page stays until you press Enter. ")
 
 
 def simulate(
-    many: list[Settings], arguments: argparse.Namespace, varied: list[str], quiet: bool = False
+    many: list[Settings],
+    arguments: argparse.Namespace,
+    varied: list[str],
+    quiet: bool = False,
+    look: Look | None = None,
 ) -> list[Record]:
     """The records of these runs, in order. Runs that the results file has are not repeated, unless --fresh.
 
     quiet: say nothing about tuned options and known runs, for a command that calls this again and again
+    look: of `loop.run`, if there is one run
     """
     from ..report import console
     from .progress import progress
@@ -86,5 +118,8 @@ def simulate(
                 if board:
                     board.finish(outcome)
 
-            runner.run_many([wanted[i] for i in missing], watch, done, arguments.processes)
+            if look is None:
+                runner.run_many([wanted[i] for i in missing], watch, done, arguments.processes)
+            else:
+                done(0, loop.run(wanted[missing[0]], partial(watch, 0), look=look))
     return [records[i] for i in range(len(wanted))]

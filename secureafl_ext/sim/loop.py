@@ -203,14 +203,21 @@ def run(
     settings: Settings,
     watch: Callable[[Point], None] | None = None,
     stop: Stop | None = None,
+    look: "Callable[[Rounds, Point], None] | None" = None,
 ) -> Outcome:
-    """One run. `watch` gets every evaluation; a set `stop` ends the run before the next stretch."""
+    """One run. `watch` gets every evaluation, `look` also the rounds so far; a set `stop` ends the run before the next
+    stretch."""
     resolved = settings.resolve()
     with side_stream(resolved.device), exact():
-        return _run(resolved, watch or (lambda point: None), stop)
+        return _run(resolved, watch or (lambda point: None), stop, look)
 
 
-def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) -> Outcome:
+def _run(
+    settings: Resolved,
+    watch: Callable[[Point], None],
+    stop: Stop | None,
+    look: Callable[[Rounds, Point], None] | None,
+) -> Outcome:
     began = time.perf_counter()
     rounds = Rounds(settings)
     curve: list[Point] = []
@@ -230,6 +237,8 @@ def _run(settings: Resolved, watch: Callable[[Point], None], stop: Stop | None) 
             left_out.append(rounds.left_out())
         if settings.estimation_error:
             errors.append(rounds.estimation_error())
+        if look is not None:
+            look(rounds, curve[-1])
         watch(curve[-1])
     known = [error for error in errors if error is not None]
     summary: dict[str, Any] = {

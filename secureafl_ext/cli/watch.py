@@ -1,0 +1,141 @@
+"""`secureafl watch`: a live table of a server's page in the terminal, or the page of a log file."""
+
+import argparse
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from ..operate import View, serve
+from ..operate.follow import Follow
+from .errors import say
+
+POLL_SECONDS = 1.0
+SECONDS = 10.0  # for an answer
+LARGEST_ANSWER = 2**24  # bytes
+ROWS = 20  # clients in the table
+TOKEN = "SECUREAFL_TOKEN"  # variable of the environment: other users can see the flags of a process
+
+
+def watch(arguments: argparse.Namespace) -> None:
+    """a live table of the page at a URL, or the page of a log file; suspicious clients first"""
+    token = arguments.token or os.environ.get(TOKEN) or None
+    try:
+        if urlsplit(arguments.what).scheme in ("http", "https"):
+            watch_url(arguments.what, token, arguments.once)
+        else:
+            watch_file(Path(arguments.what), arguments.host, arguments.port, token, arguments.once)
+    except KeyboardInterrupt:
+        say("stopped watching")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", metavar="URL-or-FILE", help="address of a live page, or a log of JsonLog")
+    parser.add_argument("--once", action="store_true", help="print the table once and end")
+    parser.add_argument("--token", help=f"token of the page (default: the variable {TOKEN})")
+    parser.add_argument("--host", default="127.0.0.1", help="of a file: where to serve its page (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="of a file: port of its page (default: a free one)")
+
+
+def watch_url(url: str, token: str | None, once: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    state = fetch_state(url, token)  # a mistake in the address ends the command, a later failure does not
+    if once:
+        console.print(table(state))
+        return
+    with Live(table(state), console=console, auto_refresh=False) as shown:
+        while True:
+            time.sleep(POLL_SECONDS)
+            trouble = ""
+            try:
+                state = fetch_state(url, token)
+            except (OSError, ValueError) as error:
+                trouble = f"{error}; trying again"
+            shown.update(table(state, trouble), refresh=True)
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """The token must not follow to another host."""
+
+
+def fetch_state(url: str, token: str | None) -> dict[str, Any]:
+    address = urljoin(url, f"/state.json?count={ROWS}")
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
+    try:
+        with opener.open(request, timeout=SECONDS) as answer:
+            data = answer.read(LARGEST_ANSWER + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            hint = f": it needs --token, or the variable {TOKEN}" if error.code == 401 else ""
+            raise ValueError(f"watch: {url} answered {error.code}{hint}") from None
+    except urllib.error.URLError as error:
+        raise OSError(f"watch: no answer from {url}: {error.reason}") from None
+    try:
+        state = json.loads(data) if len(data) <= LARGEST_ANSWER else None
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict) or not {"clients", "states", "totals", "named"} <= set(state):
+        raise ValueError(f"watch: URL must lead to a page of SecureAFL, got another answer from {url}")
+    return state
+
+
+def watch_file(path: Path, host: str, port: int, token: str | None, once: bool) -> None:
+    view = View(path.name)
+    with Follow(path, view) as log:
+        if once:
+            from rich.console import Console
+
+            log.step()
+            Console().print(table(view.snapshot(count=ROWS)))
+            return
+        with serve(view, host=host, port=port, token=token) as page:
+            print(f"{page.url} (Ctrl-C ends it)", flush=True)
+            pause = threading.Event()
+            while not pause.wait(0 if log.step() else POLL_SECONDS):
+                pass
+
+
+def table(state: Mapping[str, Any], trouble: str = "") -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    states = ", ".join(f"{count} {name}" for name, count in state["states"].items() if count)
+    totals = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in state["totals"].items())
+    head = f"{state['title']} version {state['version']}, {state['rate']:.1f} uploads/s\nclients: {states}\n{totals}"
+    result = Table(title=Text(printable(head.strip(), "\n")), caption=Text(printable(trouble)), title_justify="left")
+    numbers = "accepted", "rejected", "staleness", "factor", "weight", "left out"
+    for name in ("client", "name", "state", *numbers, "named"):
+        result.add_column(name, justify="right" if name in ("client", *numbers) else "left", overflow="ellipsis")
+    for row in state["clients"]["rows"]:
+        named = "" if row["named_at"] is None else f"{clock(row['named_at'])}, version {row['named_version']}"
+        counts = [str(row["counts"].get(kind, 0)) for kind in ("accepted", "rejected")]
+        values = [short(row[name]) for name in ("staleness", "factor", "weight")]
+        share = "-" if row["left_out"] is None else f"{row['left_out']:.0%}"
+        cells = [str(row["client"]), row["name"], row["state"], *counts, *values, share, named]
+        # Text, not str: rich would obey [markup] in a name.
+        result.add_row(*(Text(printable(cell)) for cell in cells), style="red" if row["state"] == "left out" else "")
+    return result
+
+
+def printable(text: object, also: str = "") -> str:
+    """A client may choose its name: nothing in it may steer the terminal."""
+    return "".join(each if each.isprintable() or each in also else "?" for each in str(text))
+
+
+def short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

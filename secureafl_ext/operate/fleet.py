@@ -1,0 +1,171 @@
+"""Fleet: what a view keeps of every client, in arrays with one row per client number."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from .verdict import KINDS, Look, Verdict
+
+MOST_CLIENTS = 20_000  # numbers above are counted in the totals alone
+HISTORY = 200  # verdicts per client, while few clients share the room
+ALL_HISTORIES = 200_000  # verdicts of all clients together
+LONGEST_TEXT = 120  # characters of a name or a reason
+CODES = {kind: code for code, kind in enumerate(KINDS)}
+REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
+STATES = ("left out", "counts", "on probation", "expired", "left", "new")  # new: no look has seen it yet
+LEFT_OUT, COUNTS, PROBATION, EXPIRED, LEFT, NEW = range(len(STATES))
+
+Entry = tuple[float, int, int, int | None, float | None, str]  # at, code, version, staleness, factor, reason
+
+
+class Fleet:
+    """Rows grow with the largest client number, up to MOST_CLIENTS."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((0, len(KINDS)), np.int64)
+        self.staleness_sum, self.staleness_count = np.zeros(0), np.zeros(0, np.int64)
+        self.factor, self.weight, self.last_at = np.full(0, np.nan), np.full(0, np.nan), np.full(0, np.nan)
+        self.state = np.full(0, NEW, np.int8)
+        self.has_left = np.zeros(0, bool)  # told so, and no upload since
+        self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
+        self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)  # first left out
+        self.names: list[str] = []
+        self.histories: dict[int, deque[Entry]] = {}
+        self._longest = HISTORY
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def grow(self, clients: int) -> None:
+        """Room for this many clients. Doubles, so that a client at a time costs little."""
+        clients = min(clients, MOST_CLIENTS)
+        if clients <= len(self):
+            return
+        more = clients - len(self)
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray) and len(values) < clients:
+                room = min(MOST_CLIENTS, max(clients, 2 * len(values)))
+                empty = np.nan if values.dtype.kind == "f" and name != "staleness_sum" else 0
+                grown = np.full((room, *values.shape[1:]), NEW if name == "state" else empty, values.dtype)
+                grown[: len(values)] = values
+                setattr(self, name, grown)
+        self.names += [""] * more
+
+    def verdict(self, verdict: Verdict) -> None:
+        client = verdict.client
+        if client is None or not 0 <= client < MOST_CLIENTS:
+            return
+        self.grow(client + 1)
+        if verdict.kind == "forgotten":
+            self._clear(client)
+            return
+        code = CODES[verdict.kind]
+        self.counts[client, code] += 1
+        self.last_at[client] = verdict.at
+        if verdict.who:
+            self.names[client] = verdict.who[:LONGEST_TEXT]
+        if verdict.staleness is not None:
+            self.staleness_sum[client] += verdict.staleness
+            self.staleness_count[client] += 1
+        if verdict.factor is not None:
+            self.factor[client] = verdict.factor
+        self.has_left[client] = verdict.kind == "left"
+        if verdict.kind == "left":
+            self.state[client] = LEFT
+        elif self.state[client] == LEFT:
+            self.state[client] = NEW
+        reason = "" if verdict.kind == "accepted" else verdict.reason[:LONGEST_TEXT]  # always the same
+        entry = (verdict.at, code, verdict.version, verdict.staleness, verdict.factor, reason)
+        self._history(client).append(entry)
+
+    def look(self, look: Look) -> list[int]:
+        """The clients that are left out for the first time."""
+        n = min(len(look.seen), MOST_CLIENTS)
+        masks = look.seen, look.live, look.present, np.zeros(n, bool) if look.left_out is None else look.left_out
+        seen, live, present, without = (np.asarray(mask, bool)[:n] for mask in masks)
+        weights = np.asarray(look.weights, float)[:n]
+        if any(values.shape != (n,) for values in (live, present, without, weights)):
+            got = [len(values) for values in (seen, live, present, weights, without)]
+            raise ValueError(f"View.look: look must have one entry per client in every array, got {got}")
+        self.grow(n)
+        choices = [without, present, live, seen & self.has_left[:n], seen]
+        self.state[:n] = np.select(choices, [LEFT_OUT, COUNTS, PROBATION, LEFT, EXPIRED], self.state[:n])
+        self.state[:n][~seen] = np.where(self.has_left[:n], LEFT, NEW)[~seen]
+        self.weight[:n] = np.where(seen, weights, np.nan)
+        self.looks[:n] += present
+        self.looks_out[:n] += without
+        first = np.flatnonzero(without & np.isnan(self.named_at[:n]))
+        self.named_at[first], self.named_version[first] = look.at, look.version
+        return first.tolist()
+
+    def known(self) -> np.ndarray:
+        """Client numbers with a verdict, or seen by a look."""
+        n = len(self)
+        return np.flatnonzero(self.counts[:n].any(1) | (self.state[:n] != NEW))
+
+    def suspicion(self, clients: np.ndarray) -> np.ndarray:
+        """These clients, the most suspicious first: left out now, then the share of looks that left it out, then the
+        share of its uploads that were refused, then a low weight."""
+        counts = self.counts[clients]
+        refused = counts[:, REFUSED].sum(1) / np.maximum(counts.sum(1), 1)
+        left_out = self.looks_out[clients] / np.maximum(self.looks[clients], 1)
+        weight = np.nan_to_num(self.weight[clients], nan=np.inf)
+        weight[self.state[clients] != COUNTS] = np.inf  # nobody else has one
+        # lexsort sorts by the last key first.
+        order = np.lexsort((clients, weight, -refused, -left_out, self.state[clients] != LEFT_OUT))
+        return clients[order]
+
+    def search(self, clients: np.ndarray, text: str) -> np.ndarray:
+        """Those of the clients with this text in their name, number or state, in the same order."""
+        text = text.strip().lower()
+        if not text:
+            return clients
+        found = [c for c in clients.tolist() if text in f"{c} {self.names[c]} {STATES[self.state[c]]}".lower()]
+        return np.array(found, np.int64)
+
+    def rows(self, clients: Sequence[int]) -> list[dict[str, object]]:
+        """Plain data, None for a number that there is not."""
+        return [self._row(client) for client in clients]
+
+    def _row(self, client: int) -> dict[str, object]:
+        counts, uploads = self.counts[client], int(self.staleness_count[client])
+        named = None if np.isnan(self.named_at[client]) else float(self.named_at[client])
+        return {
+            "client": client,
+            "name": self.names[client],
+            "state": STATES[self.state[client]],
+            "counts": {kind: int(counts[code]) for kind, code in CODES.items() if counts[code]},
+            "staleness": float(self.staleness_sum[client]) / uploads if uploads else None,
+            "factor": finite(self.factor[client]),
+            "weight": finite(self.weight[client]),
+            "left_out": int(self.looks_out[client]) / int(self.looks[client]) if self.looks[client] else None,
+            "named_at": named,
+            "named_version": None if named is None else int(self.named_version[client]),
+            "last_at": finite(self.last_at[client]),
+        }
+
+    def _history(self, client: int) -> deque[Entry]:
+        """The client's verdicts. The more clients there are, the fewer verdicts of each are kept."""
+        if client not in self.histories:
+            self.histories[client] = deque(maxlen=self._longest)
+            share = ALL_HISTORIES // (1 << (len(self.histories) - 1).bit_length())  # halves when clients double
+            if share < self._longest:
+                self._longest = max(1, share)
+                self.histories = {each: deque(kept, self._longest) for each, kept in self.histories.items()}
+        return self.histories[client]
+
+    def _clear(self, client: int) -> None:
+        """Another client may take this number."""
+        blank = Fleet()
+        blank.grow(1)
+        for name, values in vars(blank).items():
+            if isinstance(values, np.ndarray):
+                getattr(self, name)[client] = values[0]
+        self.names[client] = ""
+        self.histories.pop(client, None)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,95 @@
+"""Follow: a view of a JSON log, also while it grows. The file may be damaged; what cannot be read is counted."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..bounded_files import PIECE, need_file
+from .json_log import Dropped, read_line
+from .verdict import Look, Verdict
+from .view import View
+from .watched import Evaluation
+
+LARGEST_FILE = 2**40  # bytes
+LONGEST_LINE = 2**25  # bytes
+
+
+class Follow:
+    """Tells the view what the lines of a JsonLog say. Close it, or use it in a `with`."""
+
+    def __init__(self, path: Path, view: View):
+        self.path, self.view = path, view
+        need_file(path, LARGEST_FILE)
+        self._file = open(path, "rb")  # noqa: SIM115 - closed below
+        self._rest = b""  # the last line, as long as it has no end
+        self._is_too_long = False  # the last line is, and is skipped
+
+    def step(self) -> bool:
+        """Read what is new, at most to the end of the file. False if nothing is."""
+        is_new = self._read()
+        if self._is_replaced():  # a log that has become too long is renamed, and another one begins
+            is_new = self._read() or is_new  # what came in between
+            self.close()
+            self._file = open(self.path, "rb")  # noqa: SIM115
+            self._rest, self._is_too_long = b"", False
+            is_new = self._read() or is_new
+        return is_new
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Follow":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_replaced(self) -> bool:
+        try:
+            there = os.stat(self.path)
+        except OSError:  # between two files
+            return False
+        here = os.fstat(self._file.fileno())
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino) or here.st_size < self._file.tell()
+
+    def _read(self) -> bool:
+        is_new = False
+        while piece := self._file.read(PIECE):
+            is_new = True
+            verdicts: list[Verdict] = []
+            for line in self._lines(piece):
+                self._tell(line, verdicts)
+            self.view.verdicts(verdicts)
+        return is_new
+
+    def _lines(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that end in this piece."""
+        *whole, rest = (self._rest + piece).split(b"\n")
+        if whole and self._is_too_long:
+            del whole[0]
+            self._is_too_long = False
+        yield from whole
+        if len(rest) > LONGEST_LINE:
+            if not self._is_too_long:
+                self.view.damaged()
+            self._is_too_long, rest = True, b""
+        self._rest = b"" if self._is_too_long else rest
+
+    def _tell(self, line: bytes, verdicts: list[Verdict]) -> None:
+        """Verdicts are gathered, and told before anything else is."""
+        try:
+            what = read_line(line.decode("utf-8"))  # a UnicodeDecodeError is a ValueError too
+        except ValueError:
+            self.view.damaged()
+            return
+        if isinstance(what, Verdict):
+            verdicts.append(what)
+            return
+        self.view.verdicts(verdicts)
+        verdicts.clear()
+        if isinstance(what, Look):
+            self.view.look(what)
+        elif isinstance(what, Evaluation):
+            self.view.evaluated(what.at, what.version, what.error)
+        elif isinstance(what, Dropped):
+            self.view.dropped(what.count)

@@ -1,0 +1,85 @@
+"""Live: a run of the simulator on the live page. It is told after every evaluation; nothing is added to a round."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import SecureAFL
+from ..operate import Look, Verdict, View, Watched, serve
+from .loop import Rounds
+from .outcome import Point
+
+
+class Live:
+    """The page of one run. Give `look` to `loop.run`."""
+
+    def __init__(self, title: str, port: int = 0):
+        self.view = View(title)
+        self._done, self._at = 0, time.time()
+        self._heat: tuple[list[int], np.ndarray] | None = None
+        self.page = serve(self.view, self, port=port)
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.page.close()
+
+    def look(self, rounds: Rounds, point: Point) -> None:
+        """The stretch since the last evaluation: its uploads, spread evenly over its time, and all clients now."""
+        now, part = time.time(), slice(self._done, rounds.done)
+        client, staleness = (table[part].tolist() for table in rounds.federation.arrivals[:2])
+        accepted, malicious = rounds.accepted[part].tolist(), rounds.is_malicious[part].tolist()
+        times = np.linspace(self._at, now, len(client) + 1)[1:].tolist()
+        self.view.verdicts(
+            [
+                Verdict(
+                    at=times[i],
+                    kind="accepted" if accepted[i] else "rejected",
+                    client=client[i],
+                    who="malicious" if malicious[i] else "honest",
+                    version=self._done + i + 1,
+                    staleness=staleness[i],
+                )
+                for i in range(len(client))
+            ]
+        )
+        self._done, self._at = rounds.done, now
+        found = look_at(rounds.server, now)
+        if found is not None:
+            self.view.look(found)
+        self.view.evaluated(now, rounds.done, point.error)
+        self._heat = heat_map(rounds.server, self.view.suspects())
+
+    def similarity(self, clients: Sequence[int]) -> np.ndarray | None:
+        """As of the last evaluation: only the thread of the run uses the device."""
+        if self._heat is None:
+            return None
+        known, cosines = self._heat
+        place = {client: i for i, client in enumerate(known)}
+        index = np.array([place.get(client, -1) for client in clients])
+        return np.where((index[:, None] < 0) | (index < 0), np.nan, cosines[np.ix_(index, index)])
+
+
+def look_at(server: Any, now: float) -> Look | None:
+    """None for a defense that has no weights."""
+    if isinstance(server, SecureAFL):
+        with Watched(server, [], every=0) as watched:
+            return watched.look()
+    without, weights = server.left_out(), server.weights()
+    if without is None:
+        return None
+    present = server.present.cpu().numpy()
+    masks = {"seen": present, "live": present, "present": present, "left_out": without.cpu().numpy()}
+    return Look(now, server.version, {}, **masks, weights=weights.cpu().numpy(), threshold=math.inf)
+
+
+def heat_map(server: Any, clients: list[int]) -> tuple[list[int], np.ndarray] | None:
+    if not isinstance(server, SecureAFL) or not clients:
+        return None
+    with Watched(server, [], every=0) as watched:
+        cosines = watched.similarity(clients)
+    return None if cosines is None else (clients, cosines)

@@ -1,6 +1,7 @@
 """The commands of examples/deployment/compose.yaml on loopback: SuperLink, gateway, SuperExec, SuperNodes, a run."""
 
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import urllib.request
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -30,7 +32,7 @@ class Loopback:
     def __init__(self, folder: Path, stack: ExitStack, monkeypatch):
         self.folder, self.stack, self.monkeypatch = folder, stack, monkeypatch
         self.services = yaml.safe_load((DEPLOYMENT / "compose.yaml").read_text())["services"]
-        self.port, self.gateway = free_port(), free_port()
+        self.port, self.gateway, self.metrics = free_port(), free_port(), free_port()
         self.health: dict[str, int] = {}
         link = (DEPLOYMENT / "flwr" / "config.toml").read_text()
         (folder / "home" / "config.toml").write_text(self.moved(link))
@@ -123,6 +125,9 @@ def test_the_fleet_trains_through_the_gateway_and_a_killed_server_is_continued(t
         for service, port in fleet.health.items():
             assert listens(port), service
             fleet.check_health(f"127.0.0.1:{port}")
+        if importlib.util.find_spec("secureafl_ext.operate.prometheus"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{fleet.metrics}/metrics", timeout=60) as page:
+                assert b"secureafl" in page.read()
         os.kill(server_of(tmp_path), signal.SIGKILL)
         assert first.wait(300) == 1  # so that it is started again
         before = events_of(results)

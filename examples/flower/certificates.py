@@ -16,23 +16,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 DAYS = 7
+OPENSSH = serialization.PrivateFormat.OpenSSH
 
 
 def make(folder: Path, nodes: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     authority, key = new_key(), new_key()
     issuer, subject = name("throw-away authority"), name("localhost")
-    usage = x509.BasicConstraints(ca=True, path_length=0)
-    save(folder / "ca.pem", signed(issuer, issuer, authority, authority, [(usage, True)]))
+    save(folder / "ca.pem", signed(issuer, issuer, authority, authority, authority_extensions()))
     local = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     names = x509.SubjectAlternativeName(local)
     save(folder / "superlink.pem", signed(subject, issuer, key, authority, [(names, False)]))
     save(folder / "superlink.key", private(key, serialization.PrivateFormat.TraditionalOpenSSL), secret=True)
     for k in range(nodes):
         node = new_key()
-        save(folder / f"node-{k}", private(node, serialization.PrivateFormat.OpenSSH), secret=True)
-        formats = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        save(folder / f"node-{k}.pub", node.public_key().public_bytes(*formats))
+        save(folder / f"node-{k}", private(node, OPENSSH), secret=True)
+        save(folder / f"node-{k}.pub", public(node))
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -43,11 +42,21 @@ def name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
 
 
-def signed(subject: x509.Name, issuer: x509.Name, key, by, extensions: list[tuple[object, bool]]) -> bytes:
+def authority_extensions() -> list[tuple[x509.ExtensionType, bool]]:
+    """Python 3.13 and newer trust no authority that does not say what its key may do."""
+    other = "digital_signature content_commitment key_encipherment data_encipherment key_agreement encipher_only"
+    no = dict.fromkeys([*other.split(), "decipher_only"], False)
+    usage = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **no)
+    return [(x509.BasicConstraints(ca=True, path_length=0), True), (usage, True)]
+
+
+def signed(
+    subject: x509.Name, issuer: x509.Name, key, by, extensions: list[tuple[x509.ExtensionType, bool]], days: int = DAYS
+) -> bytes:
     now = datetime.datetime.now(datetime.UTC)
     request = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
     request = request.not_valid_before(now - datetime.timedelta(minutes=5))
-    request = request.not_valid_after(now + datetime.timedelta(days=DAYS))
+    request = request.not_valid_after(now + datetime.timedelta(days=days))
     identifiers = [
         (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False),
@@ -59,6 +68,10 @@ def signed(subject: x509.Name, issuer: x509.Name, key, by, extensions: list[tupl
 
 def private(key, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def public(key) -> bytes:
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
 def save(path: Path, content: bytes, secret: bool = False) -> None:

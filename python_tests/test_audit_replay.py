@@ -10,7 +10,7 @@ from engines import D, make
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.audit import Audited, DifferenceError, find, replay, replays, verify
-from secureafl_ext.audit.facts import bytes_of, config_from, digest, settings_of, sha256
+from secureafl_ext.audit.facts import bytes_of, changed_settings, config_from, digest, settings_of, sha256
 from secureafl_ext.cli.main import main
 
 
@@ -105,3 +105,11 @@ def test_the_code_of_the_guide_runs_again_and_again(tmp_path, monkeypatch, capsy
         exec(compile(block, "audit.md", "exec"), {})
     *_, head = capsys.readouterr().out.split()
     assert verify("audit", head).kinds["accepted"] == 3 and SecureAFL.load("server.safetensors").version == 3
+
+
+def test_forged_settings_cannot_move_the_cursor():
+    forged = {**settings_of(make("fused")), "\x1b[2J": "\x1b[2J"}
+    assert changed_settings(settings_of(make("fused")), forged).isprintable()
+    with pytest.raises(ValueError, match="settings must be those of a server of this version") as refusal:
+        config_from(forged)
+    assert str(refusal.value).isprintable()

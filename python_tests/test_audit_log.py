@@ -153,6 +153,32 @@ def test_a_damaged_log_is_not_continued(tmp_path, name):
     assert before == {path.name: path.read_bytes() for path in files(tmp_path)}
 
 
+def test_a_half_line_before_an_empty_last_file_is_not_mended(tmp_path):
+    filled(tmp_path)
+    (tmp_path / logs.name_of(len(files(tmp_path)))).touch()
+    edit(-2, lambda a: [*a[:-1], a[-1][:-20]])(tmp_path)
+    before = {path.name: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(ValueError, match="half a line"):
+        Log(tmp_path, 2_000, sync=False)
+    assert before == {path.name: path.read_bytes() for path in files(tmp_path)}
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path):
+    filled(tmp_path)
+    os.mkfifo(tmp_path / logs.name_of(len(files(tmp_path))))
+    for wrong in (lambda: verify(tmp_path), lambda: Log(tmp_path, 2_000, sync=False)):
+        with pytest.raises(ValueError, match="expected a file, got a folder, a pipe or a device"):
+            wrong()
+
+
+def test_what_nobody_could_read_is_not_written(tmp_path):
+    log = Log(tmp_path, 10**6, sync=False)
+    with pytest.raises(ValueError, match="client must be a whole number, 0 or more, got -1"):
+        log.append("leave", client=-1, who="", version=0)
+    log.close()
+    assert verify(tmp_path, log.head.hash).lines == 1
+
+
 def test_files_are_rotated_and_begin_with_the_hash_before(tmp_path):
     filled(tmp_path, 30, rotate=1_500)
     sizes = [path.stat().st_size for path in files(tmp_path)]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..server.receipt import Receipt
-from ..validation import describe, name_of, shown
+from ..validation import converted, describe, name_of, shown, whole
 from .facts import bytes_of, changed_settings, digest, settings_of, sha256, verdict, weight_of
 from .line import CALLS, UPLOADS, Line, one_line
 from .log import Log, read
@@ -18,7 +18,8 @@ from .replays import Place, after, find, replay
 from .updates import REFUSED, Updates
 
 KEEP = ("nothing", "recent", "all")
-ROTATE = 16 * 2**20  # bytes: some 30,000 uploads
+ROTATE = 16 * 2**20  # bytes: some 40,000 uploads
+LEAST_ROTATE = 1024  # more than the first line of a file
 REFUSALS = (ValueError, TypeError, IndexError)  # of a server: the call changed nothing
 MOST_STATES = 1000  # versions whose state was named and not saved
 
@@ -48,8 +49,8 @@ class Audited:
     ):
         if keep not in KEEP:
             raise ValueError(f"Audited: keep must be one of {', '.join(KEEP)}, got {shown(keep)}")
-        if not rotate >= 1:
-            raise ValueError(f"Audited: rotate must be 1 or more bytes, got {shown(rotate)}")
+        expected = f"a whole number of bytes, {LEAST_ROTATE} or more"
+        rotate = converted("Audited", "rotate", rotate, whole, expected, lambda size: size >= LEAST_ROTATE)
         if getattr(server, "_sharded", None) is not None:
             raise ValueError("Audited: server must have no process_group, got one: each rank has only its slices")
         if weights and not hasattr(server, "weights"):
@@ -81,7 +82,7 @@ class Audited:
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """`server.submit`. When it returns, the log has its line, and the update is kept. Waits for the device."""
         with self._lock:
-            self._need_head("submit")
+            client = self._ready("submit", client)
             if not isinstance(update, Tensor) or update.shape != self._shape or update.dtype != self._dtype:
                 expected = f"a tensor {tuple(self._shape)} {name_of(self._dtype)}"
                 raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}")
@@ -95,7 +96,7 @@ class Audited:
                 self._updates.drop(seq)
                 raise
             kind, factor = verdict(receipt, before)
-            client, weight = index(client), weight_of(self.server, client) if self.weigh else None
+            weight = weight_of(self.server, client) if self.weigh else None
             self._note(kind, client, trained_on=index(version), factor=factor, weight=weight, **about)
             if kind in REFUSED and self.keep == "recent":  # or a flood of them would fill the disk
                 self._updates.drop(seq)
@@ -104,26 +105,24 @@ class Audited:
     def leave(self, client: int) -> None:
         """`server.leave`, if the server has it, and a line in any case."""
         with self._lock:
-            self._need_head("leave")
+            client = self._ready("leave", client)
             if hasattr(self.server, "leave"):
                 self._ask("leave", client)
-            self._note("leave", index(client))
+            self._note("leave", client)
 
     def forget(self, client: int) -> None:
         with self._lock:
-            self._need_head("forget")
+            client = self._ready("forget", client)
             self._ask("forget", client)
-            self._note("forget", index(client))
-            self.names.pop(index(client), None)
+            self._note("forget", client)
+            self.names.pop(client, None)
 
     def name_client(self, client: int, who: object) -> None:
         """From here on the log calls the client so: a line `joined`. One line of text, cut to 100 characters."""
         with self._lock:
-            self._need_head("name_client")
-            if not 0 <= index(client) < self.server.clients:
-                raise ValueError(f"Audited.name_client: client must lie in 0..{self.server.clients - 1}, got {client}")
-            self.names[index(client)] = one_line(str(who))
-            self._note("joined", index(client))
+            client = self._ready("name_client", client)
+            self.names[client] = one_line(str(who))
+            self._note("joined", client)
 
     def enqueue(self, *_: object, **__: object) -> Receipt:
         raise ValueError("Audited.enqueue: not supported, the log needs the update and the verdict; use submit")
@@ -156,7 +155,7 @@ class Audited:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`server.load_state_dict`. Then call `recover`: until then the server takes no calls."""
         with self._lock:
-            self.server.load_state_dict(state)
+            self._ask("load_state_dict", state)
             self._at_head = self._behind = False
 
     def recover(self, tell: Callable[[Line], None] = lambda line: None, *, give_up: bool = False) -> int:
@@ -190,7 +189,8 @@ class Audited:
 
     def close(self) -> None:
         """Close the log. Nothing is written: a server that was closed recovers like one that was killed."""
-        self._log.close()
+        with self._lock:
+            self._log.close()
 
     def __enter__(self) -> "Audited":
         return self
@@ -206,7 +206,15 @@ class Audited:
         if not self._at_head:
             self._begin()
 
+    def _ready(self, method: str, client: int) -> int:
+        """The client as a plain number, if it is one of the server's."""
+        self._need_head(method)
+        if not 0 <= index(client) < self.server.clients:
+            raise ValueError(f"Audited.{method}: client must lie in 0..{self.server.clients - 1}, got {client}")
+        return index(client)
+
     def _ask(self, method: str, *arguments: Any) -> Any:
+        """A call of the server. Unless it refuses, the next line must say what happened."""
         self._behind = True
         try:
             return getattr(self.server, method)(*arguments)

@@ -13,7 +13,7 @@ from ..config import Config
 from ..operate.watched import Upload, read
 from ..server.receipt import Receipt
 from ..validation import name_of
-from .line import NO_NUMBERS, plain
+from .line import NO_NUMBERS, one_line, plain
 
 THREADS = 8  # tensors hashed at a time
 
@@ -53,13 +53,15 @@ def config_from(settings: dict[str, Any]) -> Config:
     try:
         return Config(**known)
     except TypeError as problem:
-        raise ValueError(f"settings must be those of a server of this version, got others: {problem}") from None
+        raise ValueError(
+            f"settings must be those of a server of this version, got others: {one_line(str(problem))}"
+        ) from None
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that differ, in words; empty if none does."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"{name}={before.get(name)!r:.40} became {now.get(name)!r:.40}" for name in names[:5])
+    return ", ".join(f"{one_line(name)}={before.get(name)!r:.40} became {now.get(name)!r:.40}" for name in names[:5])
 
 
 def verdict(receipt: Receipt, before: int) -> tuple[str, float]:

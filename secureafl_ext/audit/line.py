@@ -60,6 +60,7 @@ def write(line: Line, before: str) -> tuple[bytes, str]:
     """(the line, its hash). before: hash of the line before. All characters are printable ASCII."""
     names = KINDS[line.kind] if line.weight is None else (*KINDS[line.kind], "weight")
     about = {name: plain(getattr(line, name)) for name in ("seq", "at", "kind", *names)}
+    _check(about)  # otherwise nobody could read the log any more
     body = json.dumps({**about, "before": before}, separators=(",", ":"), allow_nan=False)
     hash_ = _hash(before, body.encode())
     return f'{body[:-1]},"hash":"{hash_}"}}\n'.encode(), hash_
@@ -83,10 +84,7 @@ def read(raw: bytes) -> tuple[Line, str, str]:
     if other:
         expected = f"a line of kind {kind} must have {', '.join(sorted(names))} and no more"
         raise ValueError(f"{expected}, got {shown(', '.join(other))} missing or added")
-    for name, value in about.items():
-        expected, holds = FIELDS[name]
-        if not holds(value):
-            raise ValueError(f"{name} must be {expected}, got {shown(value)}")
+    _check(about)
     if _hash(before, body) != parts[2].decode():
         raise ValueError("its hash must be that of its contents, got another: the line was changed")
     del about["before"]
@@ -100,12 +98,21 @@ def plain(value: Any) -> Any:
     """The value as JSON has it. Floats keep all their bits."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def one_line(text: str, most: int = LONGEST_NAME) -> str:
     """A text of a client, bounded and printable: it cannot break a line or move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+
+
+def _check(about: dict[str, Any]) -> None:
+    for name, value in about.items():
+        expected, holds = FIELDS[name]
+        if not holds(value):
+            raise ValueError(f"{name} must be {expected}, got {shown(value)}")
 
 
 def _hash(before: str, body: bytes) -> str:

@@ -171,10 +171,11 @@ class Log:
         if not files:
             self._begin(0)
             return
-        self.number, half = len(files) - 1, None
-        self._size = files[-1].stat().st_size
+        need_file(files[-1], LARGEST_FILE)
+        self.number, self._size, half = len(files) - 1, files[-1].stat().st_size, None
+        before = self._last_head(files)
         try:
-            head = end_of(files[-1], self._last_head(files))
+            head = end_of(files[-1], before)
         except HalfLineError as problem:
             half, head, self._size = problem, problem.head, problem.end
         assert head is not None
@@ -207,8 +208,9 @@ class Log:
         self._file, self.number, self._size = file, number, 0
         try:
             self._append("file", {"count": number})
-            if self.sync:
-                to_disk(self.folder)
+            if before[0] is not None:  # rare enough: a crash of the machine leaves no gap between two files
+                os.fsync(before[0])
+            to_disk(self.folder)
         except BaseException:
             self._file, self.number, self._size, self.head = before
             path.unlink()

@@ -85,6 +85,7 @@ def replay(
 
 
 def _repeat_upload(server: Any, line: Line, updates: Updates, where: str) -> None:
+    _compare(where, "shape of the update", line.shape, tuple(server.model.shape))
     update, before = updates.get(line).to(server.model.device), server.version
     receipt = _call(where, server.submit, line.client, update, line.trained_on)
     kind, factor = verdict(receipt, before)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 100_000  # verdicts that have not been told yet; more are dropped and counted
 LARGEST_BATCH = 1_000  # verdicts: a batch is one wait for the device
-GATHER = 0.2  # seconds that a first verdict waits for more: a thread that wakes up at every submit slows that submit
+GATHER = 0.5  # seconds that a first verdict waits for more: a thread that wakes up at every submit slows that submit
 
 
 @dataclass(slots=True)

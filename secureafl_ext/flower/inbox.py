@@ -85,7 +85,7 @@ class Inbox:
                 grid.get_node_ids()  # raises if the connection fails, not a reply
                 self._one_by_one = True
         pulled: list[Message] = []
-        broken = {}
+        broken: dict[str, str] = {}
         for message in messages:
             try:
                 pulled += grid.pull_messages([message])

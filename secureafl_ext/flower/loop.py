@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..server.protocol import Server
 from . import recovery, replies, saved
+from .checks import check
 from .events import LEVELS, Event
 from .inbox import Answer, Inbox, Queue, Sent, longest_wait, train_message
 from .layout import GarbageError, Layout
@@ -54,17 +55,8 @@ class Loop:
         checkpoint: str | os.PathLike | None = None,
         every: int = 100,
     ):
-        if server.model.shape != (layout.size,) or server.model.dtype != layout.dtype:
-            got = f"{tuple(server.model.shape)} {server.model.dtype}"
-            expected = f"a model of the layout's ({layout.size},) {layout.dtype}"
-            raise ValueError(f"Loop: server must have {expected}, got {got}")
         places = server.clients if in_flight is None else in_flight
-        positive = {"server.lr": server.lr, "ttl": ttl, "patience": patience, "every": every, "in_flight": places}
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"Loop: {name} must be positive, got {value}")
-        if not 0 <= turns <= 1:
-            raise ValueError(f"Loop: turns must lie in 0..1, got {turns}")
+        check(server, layout, turns, {"ttl": ttl, "patience": patience, "every": every, "in_flight": places})
         self.grid, self.server, self.layout = grid, server, layout
         self.ttl, self.patience, self.every = ttl, patience, every
         self.watch, self.audit = watch, recovery.audit_of(server)

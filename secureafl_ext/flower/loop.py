@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -158,14 +158,13 @@ class Loop:
             self.server.leave(self.slots.of[node])
 
     def _send_due(self) -> None:
-        due = self.turns.ask(time.monotonic(), len(self.open) + len(self.answers))
-        sent = 0
+        due = deque(self.turns.ask(time.monotonic(), len(self.open) + len(self.answers)))
         try:
+            while due:
+                self._send(due[0])
+                due.popleft()
+        finally:  # if the connection fails, these are still due in the next run
             for node in due:
-                self._send(node)
-                sent += 1
-        finally:  # if the connection fails, the others are still due in the next run
-            for node in due[sent:]:
                 self.turns.still_due(node)
 
     def _send(self, node: int) -> None:

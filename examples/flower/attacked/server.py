@@ -5,14 +5,19 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from secureafl_ext import SecureAFL
 from secureafl_ext.defenses import DEFENSES, make
 from secureafl_ext.flower import Event, Layout, Loop
+from secureafl_ext.operate import View, Watched, serve
 
 from . import task
 
@@ -35,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     trusted = task.trusted() if DEFENSES[run["defense"]].needs_trusted else None
     flat = layout.flatten(state)
     server = make(run["defense"], flat, run["capacity"], run["lr"], run["max-staleness"], trusted)
-    with Log(out, file.exists()) as log:
+    with Log(out, file.exists()) as log, live_page(server, log.event, run["watch-port"]) as (server, tell, evaluated):
         loop = Loop(
             grid,
             server,
@@ -43,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
             ttl=run["ttl"],
             patience=run["patience"],
             turns=run["turns"],
-            watch=log.event,
+            watch=tell,
             checkpoint=file,
             every=run["checkpoint-every"],
         )
@@ -51,10 +56,30 @@ def main(grid: Grid, context: Context) -> None:
         stretch = -(-run["updates"] // run["evaluations"])
         while server.version < run["updates"]:
             loop.run(min(run["updates"], server.version - server.version % stretch + stretch))
-            log.point(server.version, task.error(server.model))
+            error = task.error(server.model)
+            log.point(server.version, error)
+            evaluated(error)
         log.table(loop)
     draw(out.parent)
     print(f"curve, events and checkpoint: {out}; all curves: {out.parent / 'curves.png'}", flush=True)
+
+
+@contextmanager
+def live_page(server: Any, tell: Callable[[Event], None], port: int) -> Iterator[tuple[Any, Callable, Callable]]:
+    """The server, who gets its events, and who gets an error: with the live page at this port, or without one at 0."""
+    if not port:
+        yield server, tell, lambda error: None
+        return
+    view = View("attacked")
+    every = 2.0 if isinstance(server, SecureAFL) else 0  # other defenses cannot tell about all clients at once
+    with Watched(server, [view], every=every) as watched, serve(view, watched, port=port) as page:
+
+        def tell_both(event: Event) -> None:
+            tell(event)
+            watched.event(event)
+
+        print(f"live page: {page.url}", flush=True)
+        yield watched, tell_both, watched.evaluated
 
 
 class Log:

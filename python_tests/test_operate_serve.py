@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import re
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,3 +243,13 @@ def test_a_failure_inside_is_an_answer(page, caplog, monkeypatch):
     assert (status, body) == (500, b"the server failed, see its log\n") and "ZeroDivisionError" in caplog.text
     monkeypatch.undo()
     assert ask(page)[0] == 200
+
+
+def test_the_code_of_the_guide_runs_as_it_stands(capsys):
+    text = (Path(__file__).parents[1] / "docs" / "guides" / "watch.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(block, "watch.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+    state = names["view"].snapshot()
+    assert state["totals"] == {"accepted": 1} and state["errors"]["error"] == [0.42] and state["ended"]

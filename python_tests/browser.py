@@ -71,6 +71,8 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url="about:blank")  # the last page may still ask a server that is gone
+        self.wait("location.href === 'about:blank'")
         self.errors.clear()
         self.call("Page.navigate", url=url)
 

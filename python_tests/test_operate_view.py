@@ -1,24 +1,18 @@
-"""View: the state of the live page is right, plain, and of bounded size; `serve` answers only those who may ask."""
+"""View: the state of the live page is right, plain, and of bounded size."""
 
-import http.client
 import json
 import math
-import socket
-import sys
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from secureafl_ext.operate import KINDS, Look, Verdict, View, fleet, serve
-from secureafl_ext.operate.access import Access
+from secureafl_ext.operate import KINDS, Look, Verdict, View, fleet
 from secureafl_ext.operate.buckets import COUNT, Buckets
 from secureafl_ext.operate.fleet import ALL_HISTORIES, HISTORY, MOST_CLIENTS
 from secureafl_ext.operate.view import MOST_ERRORS, MOST_NAMED, MOST_ROWS, TIMELINE
 
 EVIL = '<img src=x onerror="document.title=1">'
-TOKEN = "a-token-of-enough-length"
 
 
 def told(client, kind="accepted", at=1000.0, **more):
@@ -78,19 +72,51 @@ def test_the_state_of_a_client_is_that_of_the_last_look():
     assert view.client(4)["state"] == "new", "it has come back, and no look has seen it yet"
 
 
-def test_the_moment_of_naming_is_the_first_look_that_leaves_the_client_out():
+def test_a_client_is_named_after_five_looks_in_a_row_that_leave_it_out():
     view = View()
     view.verdicts([told(2, who="culprit")])
-    for k, without in enumerate([(), (2,), (2, 0), (2,)]):
+    for k, without in enumerate([(1,), (2, 1, 0), (2, 1, 0), (2, 1, 0), (2, 0), (2, 1, 0), (2, 1)]):
         view.look(looked(4, without, at=1000.0 + k, version=10 * k))
     named = plain(view)["named"]
-    assert [(m["client"], m["name"], m["at"], m["version"], m["now"]) for m in named] == [
-        (0, "", 1002.0, 20, False),
-        (2, "culprit", 1001.0, 10, True),
+    why = "left out in the last 5 looks"
+    assert named == [
+        {"client": 2, "name": "culprit", "at": 1005.0, "version": 50, "why": why, "now": True},
+        {"client": 0, "name": "", "at": 1005.0, "version": 50, "why": why, "now": False},
     ]
     found = view.client(2)
-    assert (found["named_at"], found["named_version"], found["left_out"]) == (1001.0, 10, 0.75)
-    assert view.client(1)["named_at"] is None
+    assert (found["named_at"], found["named_version"], found["left_out"]) == (1005.0, 50, 6 / 7)
+    assert found["reason"] == "left out in the last 6 looks" and order(view)[0] == 2
+    assert view.client(1)["named_at"] is None and view.client(1)["reason"] == "", "never five in a row"
+
+
+def rounds(view, shares, start, count=40):
+    """Uploads of all clients in turn, a turn per second; shares: of refused ones, by client."""
+    for k in range(start, start + count):
+        kinds = ["rejected" if int((k + 1) * share) > int(k * share) else "accepted" for share in shares]
+        view.verdicts([told(client, kind, 1000.0 + k, version=k) for client, kind in enumerate(kinds)])
+
+
+@pytest.mark.parametrize("usual", [0.0, 0.05, 0.2])
+def test_a_client_is_named_when_it_is_refused_far_more_often_than_others(usual):
+    view, shares = View(), [usual] * 9
+    shares[3], shares[7] = 0.7, 1.0
+    rounds(view, shares, 0)
+    named = plain(view)["named"]
+    assert {moment["client"] for moment in named if moment["now"]} == {3, 7} == {m["client"] for m in named}
+    assert view.client(7)["named_version"] < 15 and set(order(view)[:2]) == {3, 7}
+    assert view.client(7)["reason"] == "100% of its last uploads were refused" and view.client(0)["reason"] == ""
+    shares[3] = shares[7] = usual
+    rounds(view, shares, 40, 200)
+    named = plain(view)["named"]
+    assert [moment["now"] for moment in named] == [False] * 2, "what was long ago is no reason"
+    assert view.client(7)["named_at"] is not None
+
+
+@pytest.mark.parametrize("shares", [[0.1] * 8 + [0.2], [1.0] * 9, [0.5] * 8 + [1.0], [0.0] * 8 + [0.1]], ids=str)
+def test_nobody_is_named_for_a_difference_that_may_be_chance(shares):
+    view = View()
+    rounds(view, shares, 0, 200)
+    assert plain(view)["named"] == []
 
 
 def test_the_suspicious_come_first():
@@ -109,10 +135,10 @@ def test_the_suspicious_come_first():
 
 def test_a_forgotten_number_starts_anew():
     view = View()
-    view.verdicts([told(1, "rejected", who="old"), told(0)])
+    view.verdicts([told(1, "rejected", who="old")] * 9 + [told(0)] * 9 + [told(2, at=1002.0)] * 9)
     view.look(looked(2, [1]))
     view.verdicts([told(1, "forgotten", who="old")])
-    assert order(view) == [0] and view.client(1) is None
+    assert order(view) == [0, 2] and view.client(1) is None
     view.verdicts([told(1, who="new")])
     found = view.client(1)
     assert (found["name"], found["counts"], found["named_at"], len(found["history"])) == (
@@ -264,228 +290,3 @@ def test_a_reader_gets_only_what_is_new():
         assert view.since() != before
     state = plain(view)
     assert (state["dropped"], state["damaged"], state["ended"]) == (3, 1, True)
-
-
-# HTTP
-
-
-class Similar:
-    """In place of a Watched server."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def similarity(self, clients):
-        self.calls += 1
-        return np.full((len(clients), len(clients)), np.nan) if self.calls > 1 else np.eye(len(clients))
-
-
-@pytest.fixture(scope="module")
-def view():
-    made = View()
-    made.verdicts([told(0), told(1, "rejected", who=EVIL, reason=EVIL)])
-    return made
-
-
-@pytest.fixture(scope="module")
-def page(view):
-    with serve(view, Similar()) as made:
-        yield made
-
-
-def ask(page, path="/", method="GET", **headers):
-    connection = http.client.HTTPConnection(page.host, page.port, timeout=30)
-    try:
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(), answer.headers
-    finally:
-        connection.close()
-
-
-def test_the_page_and_its_data_are_answered(page, view):
-    status, body, headers = ask(page)
-    assert status == 200 and body.startswith(b"<!DOCTYPE html>") and headers["Content-Type"].startswith("text/html")
-    for name in ("app.js", "drawing.js", "uPlot.iife.min.js", "style.css", "uPlot.min.css", "icon.svg"):
-        assert f'"{name}"'.encode() in body and ask(page, f"/{name}")[0] == 200
-    state = json.loads(ask(page, "/state.json?count=1&search=rej&start=0")[1])
-    assert state["clients"]["found"] == 0
-    state = json.loads(ask(page, "/state.json?count=1")[1])
-    assert [row["name"] for row in state["clients"]["rows"]] == [EVIL] and state["clients"]["total"] == 2
-    assert ask(page, f"/state.json?since={state['since']}")[:2] == (204, b"")
-    view.verdicts([told(0)])
-    assert ask(page, f"/state.json?since={state['since']}")[0] == 200
-    assert json.loads(ask(page, "/client/1.json")[1])["history"][0]["reason"] == EVIL
-    assert json.loads(ask(page, "/client/7.json")[1]) == {"gone": True}
-
-
-def test_similarities_are_read_at_most_every_two_seconds(page, monkeypatch):
-    first = json.loads(ask(page, "/similarity.json")[1])
-    assert first["clients"] == [1, 0] and first["names"] == [EVIL, ""] and first["cosines"] == [[1.0, 0.0], [0.0, 1.0]]
-    assert json.loads(ask(page, "/similarity.json")[1]) == first and page.watched.calls == 1
-    monkeypatch.setattr(sys.modules[serve.__module__], "HEAT_SECONDS", 0.0)
-    assert json.loads(ask(page, "/similarity.json")[1])["cosines"] == [[None, None]] * 2
-    monkeypatch.setattr(page, "watched", None)
-    assert json.loads(ask(page, "/similarity.json")[1])["clients"] == []
-
-
-def test_every_answer_forbids_foreign_scripts_frames_and_guesses_of_types(page):
-    for path in ("/", "/app.js", "/state.json", "/nothing"):
-        headers = ask(page, path)[2]
-        policy = headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
-        assert "http" not in policy and "frame-ancestors 'none'" in policy
-        assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
-        assert headers["Cache-Control"] == "no-store" and headers["Cross-Origin-Resource-Policy"] == "same-origin"
-        assert "Access-Control-Allow-Origin" not in headers
-
-
-BAD_PATHS = (
-    "/../serve.py",
-    "/%2e%2e/serve.py",
-    "//etc/passwd",
-    "/page/",
-    "/uPlot.LICENSE/",
-    "/client/.json",
-    "/client/-1.json",
-    "/client/1.json/",
-    "/client/" + "9" * 30 + ".json",
-    "/client/%D9%A1.json",
-    "/index.html%00",
-)
-
-
-@pytest.mark.parametrize("path", BAD_PATHS)
-def test_no_other_path_leads_anywhere(page, path):
-    status, body, _ = ask(page, path)
-    assert (status, body) == (404, b"not found\n")
-
-
-@pytest.mark.parametrize(
-    ("path", "method", "status"),
-    [
-        ("/", "POST", 405),
-        ("/", "HEAD", 405),
-        ("/", "DELETE", 405),
-        ("/" + "x" * 5_000, "GET", 414),
-        ("/" + "x" * 70_000, "GET", 414),
-        ("/state.json?" + "&".join("abcdefghijklmnop"), "GET", 400),
-    ],
-)
-def test_bad_requests_are_refused(page, path, method, status):
-    answer, body, headers = ask(page, path, method)
-    assert answer == status and len(body) < 100 and "Content-Security-Policy" in headers
-
-
-@pytest.mark.parametrize(
-    "query", ["start=-1", "start=x", "count=99999999999", "count=1e9", "search=%00%ff", "since=1.2.3"]
-)
-def test_damaged_queries_count_as_none(page, query):
-    status, body, _ = ask(page, f"/state.json?{query}")
-    assert status == 200 and len(json.loads(body)["clients"]["rows"]) == (0 if "search" in query else 2)
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example", "[::2]", "10.0.0.1", "[x"]
-)
-def test_another_name_of_this_machine_is_refused(page, host):
-    assert ask(page, "/state.json", Host=host)[0] == 421
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:5"])
-def test_names_of_loopback_are_ours_behind_any_tunnel(page, host):
-    assert ask(page, "/state.json", Host=host)[0] == 200
-
-
-def test_a_token_is_needed_once_and_then_a_cookie(view):
-    with serve(view, token=TOKEN) as page:
-        assert ask(page)[0] == ask(page, "/app.js")[0] == ask(page, "/state.json?token=" + TOKEN)[0] == 401
-        assert ask(page, f"/?token={TOKEN[:-1]}")[0] == ask(page, "/?token=")[0] == 401
-        status, _, headers = ask(page, f"/?token={TOKEN}")
-        cookie = headers["Set-Cookie"]
-        assert status == 303 and headers["Location"] == "/" and TOKEN not in cookie
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and str(page.port) in cookie
-        assert ask(page, "/state.json", Cookie=cookie.partition(";")[0])[0] == 200
-        assert ask(page, "/state.json", Authorization=f"Bearer {TOKEN}")[0] == 200
-        forged = {"Cookie": cookie.partition("=")[0] + "=" + TOKEN}, {"Cookie": "\u00e9;=;;"}
-        for wrong in (
-            *forged,
-            {"Authorization": TOKEN},
-            {"Authorization": "Bearer"},
-            {"Authorization": "Bearer \u00e9"},
-        ):
-            assert ask(page, "/state.json", **wrong)[0] == 401
-        assert ask(page, "/", Host="evil.example")[0] == 421 and ask(page, "/", Host="10.0.0.1")[0] == 401
-        assert TOKEN not in page.url
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"host": "0.0.0.0"}, "serve: host must be a loopback address if there is no token, got '0.0.0.0'"),
-        ({"host": ""}, "loopback address if there is no token, got ''"),
-        ({"host": "localhost.evil.example"}, "loopback address if there is no token"),
-        ({"token": "short"}, "serve: token must have 16 to 200 letters, digits or . _ ~ -, got 5 characters"),
-        ({"token": "x" * 16 + ";"}, "token must have 16 to 200 letters"),
-        ({"token": ""}, "token must have 16 to 200 letters, digits or . _ ~ -, got 0 characters"),
-        ({"port": 65536}, "serve: port must lie in 0..65535, got 65536"),
-    ],
-)
-def test_unsafe_settings_are_errors(view, settings, said):
-    with pytest.raises(ValueError) as error:
-        serve(view, **settings)
-    assert said in str(error.value)
-
-
-def test_another_host_is_allowed_with_a_token():
-    access = Access("0.0.0.0", TOKEN, ["fleet.example"])
-    assert (
-        access.is_for_us("fleet.example:80") and access.is_for_us("10.1.2.3") and not access.is_for_us("evil.example")
-    )
-
-
-def test_a_port_in_use_is_named(view, page):
-    with pytest.raises(OSError, match=f"serve: cannot listen on 127.0.0.1, port {page.port}: "):
-        serve(view, port=page.port)
-
-
-def test_a_flood_of_connections_is_cut_and_then_the_page_answers_again(view, monkeypatch):
-    module = sys.modules[serve.__module__]
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(module, "LONGEST_CONNECTION", 0.5)
-    with serve(view) as page:
-        flood = [socket.create_connection((page.host, page.port), timeout=30) for _ in range(12)]
-        try:
-            for connection in flood[:4]:
-                connection.sendall(b"GET / HT")  # and no more
-            for connection in flood:
-                assert connection.recv(100) == b"", "closed, at once or when its time is over"
-        finally:
-            for connection in flood:
-                connection.close()
-        while page._open:  # until their threads have noticed
-            time.sleep(0.001)
-        assert ask(page)[0] == 200
-
-
-def test_closing_leaves_no_thread_and_no_connection(view):
-    before = set(threading.enumerate())
-    page = serve(view)
-    idle = socket.create_connection((page.host, page.port), timeout=30)
-    idle.sendall(b"GET / HTTP/1.1\r\nHost:")
-    assert ask(page)[0] == 200
-    page.close()
-    page.close()
-    assert idle.recv(100) == b""
-    idle.close()
-    assert set(threading.enumerate()) == before
-    with pytest.raises(OSError):
-        ask(page)
-
-
-def test_a_failure_inside_is_an_answer(page, caplog, monkeypatch):
-    monkeypatch.setattr(page, "answer", lambda path, query: 1 / 0)
-    status, body, _ = ask(page)
-    assert (status, body) == (500, b"the server failed, see its log\n") and "ZeroDivisionError" in caplog.text
-    monkeypatch.undo()
-    assert ask(page)[0] == 200

@@ -124,7 +124,10 @@ def table(state: Mapping[str, Any], trouble: str = "") -> Any:
         share = "-" if row["left_out"] is None else f"{row['left_out']:.0%}"
         cells = [str(row["client"]), row["name"], row["state"], *counts, *values, share, named]
         # Text, not str: rich would obey [markup] in a name.
-        result.add_row(*(Text(printable(cell)) for cell in cells), style="red" if row["state"] == "left out" else "")
+        result.add_row(
+            *(Text(printable(cell)) for cell in cells),
+            style="red" if row["reason"] or row["state"] == "left out" else "",
+        )
     return result
 
 

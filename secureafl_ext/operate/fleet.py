@@ -13,8 +13,18 @@ ALL_HISTORIES = 200_000  # verdicts of all clients together
 LONGEST_TEXT = 120  # characters of a name or a reason
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
+# When a client is named. A single look leaves out an honest client now and then, and the filter rejects some honest
+# uploads by design: so several looks in a row, or more refused uploads than the median client has by far.
+LOOKS_IN_A_ROW = 5  # that leave it out
+LATELY = 50  # uploads that count for this, roughly: weights fall by 1 / LATELY with each
+FEWEST = 5  # of them
+USUAL = 0.05  # share of refused uploads, at least, that is taken for the median client's
+TIMES = 2.5  # this many times the median client's share,
+SPREADS = 4.0  # and this many standard deviations of a binomial distribution above it
 STATES = ("left out", "counts", "on probation", "expired", "left", "new")  # new: no look has seen it yet
 LEFT_OUT, COUNTS, PROBATION, EXPIRED, LEFT, NEW = range(len(STATES))
+
+SUMS = ("staleness_sum", "lately", "lately_refused")  # floats that begin at 0; the others are not known at first
 
 Entry = tuple[float, int, int, int | None, float | None, str]  # at, code, version, staleness, factor, reason
 
@@ -29,7 +39,10 @@ class Fleet:
         self.state = np.full(0, NEW, np.int8)
         self.has_left = np.zeros(0, bool)  # told so, and no upload since
         self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
-        self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)  # first left out
+        self.row_out = np.zeros(0, np.int64)  # looks in a row that left it out
+        self.lately, self.lately_refused = np.zeros(0), np.zeros(0)  # uploads, by weight
+        self.often = np.zeros(0, bool)  # refused far more often than others
+        self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)
         self.names: list[str] = []
         self.histories: dict[int, deque[Entry]] = {}
         self._longest = HISTORY
@@ -46,7 +59,7 @@ class Fleet:
         for name, values in vars(self).items():
             if isinstance(values, np.ndarray) and len(values) < clients:
                 room = min(MOST_CLIENTS, max(clients, 2 * len(values)))
-                empty = np.nan if values.dtype.kind == "f" and name != "staleness_sum" else 0
+                empty = np.nan if values.dtype.kind == "f" and name not in SUMS else 0
                 grown = np.full((room, *values.shape[1:]), NEW if name == "state" else empty, values.dtype)
                 grown[: len(values)] = values
                 setattr(self, name, grown)
@@ -78,9 +91,11 @@ class Fleet:
         reason = "" if verdict.kind == "accepted" else verdict.reason[:LONGEST_TEXT]  # always the same
         entry = (verdict.at, code, verdict.version, verdict.staleness, verdict.factor, reason)
         self._history(client).append(entry)
+        if code in REFUSED or verdict.kind == "accepted":
+            self.lately[client] += 1 - self.lately[client] / LATELY
+            self.lately_refused[client] += (code in REFUSED) - self.lately_refused[client] / LATELY
 
-    def look(self, look: Look) -> list[int]:
-        """The clients that are left out for the first time."""
+    def look(self, look: Look) -> None:
         n = min(len(look.seen), MOST_CLIENTS)
         masks = look.seen, look.live, look.present, np.zeros(n, bool) if look.left_out is None else look.left_out
         seen, live, present, without = (np.asarray(mask, bool)[:n] for mask in masks)
@@ -95,9 +110,27 @@ class Fleet:
         self.weight[:n] = np.where(seen, weights, np.nan)
         self.looks[:n] += present
         self.looks_out[:n] += without
-        first = np.flatnonzero(without & np.isnan(self.named_at[:n]))
-        self.named_at[first], self.named_version[first] = look.at, look.version
+        self.row_out[:n] = np.where(without, self.row_out[:n] + 1, 0)
+
+    def name(self, at: float, version: int) -> list[int]:
+        """Compare the clients. Returns those that are named now, for the first time."""
+        n, refused = self.lately, self.lately_refused
+        share = refused / np.maximum(n, 1)
+        enough = n >= FEWEST * (1 - 1 / LATELY) ** FEWEST
+        usual = np.clip(np.median(share[enough]), USUAL, 1 - USUAL) if enough.any() else 1 - USUAL
+        is_far = refused - n * usual > SPREADS * np.sqrt(n * usual * (1 - usual))
+        self.often = enough & (share > TIMES * usual) & is_far
+        first = np.flatnonzero((self.often | (self.row_out >= LOOKS_IN_A_ROW)) & np.isnan(self.named_at))
+        self.named_at[first], self.named_version[first] = at, version
         return first.tolist()
+
+    def reason(self, client: int) -> str:
+        """Why a client is under suspicion now; "" if it is not."""
+        if self.row_out[client] >= LOOKS_IN_A_ROW:
+            return f"left out in the last {self.row_out[client]} looks"
+        if self.often[client]:
+            return f"{self.lately_refused[client] / self.lately[client]:.0%} of its last uploads were refused"
+        return ""
 
     def known(self) -> np.ndarray:
         """Client numbers with a verdict, or seen by a look."""
@@ -105,16 +138,17 @@ class Fleet:
         return np.flatnonzero(self.counts[:n].any(1) | (self.state[:n] != NEW))
 
     def suspicion(self, clients: np.ndarray) -> np.ndarray:
-        """These clients, the most suspicious first: left out now, then the share of looks that left it out, then the
-        share of its uploads that were refused, then a low weight."""
+        """These clients, the most suspicious first: with a reason to be named now, then left out now, then the share of
+        looks that left it out, then the share of its uploads that were refused, then a low weight."""
         counts = self.counts[clients]
         refused = counts[:, REFUSED].sum(1) / np.maximum(counts.sum(1), 1)
         left_out = self.looks_out[clients] / np.maximum(self.looks[clients], 1)
         weight = np.nan_to_num(self.weight[clients], nan=np.inf)
         weight[self.state[clients] != COUNTS] = np.inf  # nobody else has one
         # lexsort sorts by the last key first.
-        order = np.lexsort((clients, weight, -refused, -left_out, self.state[clients] != LEFT_OUT))
-        return clients[order]
+        is_out = self.state[clients] == LEFT_OUT
+        has_reason = (self.row_out[clients] >= LOOKS_IN_A_ROW) | self.often[clients]
+        return clients[np.lexsort((clients, weight, -refused, -left_out, ~is_out, ~has_reason))]
 
     def search(self, clients: np.ndarray, text: str) -> np.ndarray:
         """Those of the clients with this text in their name, number or state, in the same order."""
@@ -142,6 +176,7 @@ class Fleet:
             "left_out": int(self.looks_out[client]) / int(self.looks[client]) if self.looks[client] else None,
             "named_at": named,
             "named_version": None if named is None else int(self.named_version[client]),
+            "reason": self.reason(client),
             "last_at": finite(self.last_at[client]),
         }
 

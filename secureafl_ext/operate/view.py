@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .buckets import Buckets, is_time
-from .fleet import CODES, LEFT_OUT, LONGEST_TEXT, MOST_CLIENTS, STATES, Fleet, finite
+from .fleet import CODES, LONGEST_TEXT, MOST_CLIENTS, STATES, Fleet, finite
 from .observer import Observer
 from .verdict import KINDS, UPLOADS, Look, Verdict
 
@@ -19,6 +19,7 @@ MOST_ERRORS = 400  # evaluations; then every second one stays
 MOST_NAMED = 200
 MOST_ROWS = 100  # clients in one answer
 RATE_SECONDS = 10.0  # the rate in the head is a mean over these
+COMPARE_SECONDS = 1.0  # between two comparisons of all clients
 SHOWN = (*UPLOADS, "garbage", "failed")  # kinds with a curve of their own
 STATE_SERIES = STATES[:4]
 
@@ -43,6 +44,7 @@ class View(Observer):
         self._named: deque[dict[str, Any]] = deque(maxlen=MOST_NAMED)
         self._version = self._dropped = self._damaged = 0
         self._newest: float | None = None
+        self._compared_at = 0.0
         self._threshold: float | None = None
         self._weighs: bool | None = None  # whether the rule can leave clients out; None: no look yet
         self._ended = False
@@ -65,9 +67,8 @@ class View(Observer):
             self._changed(look.at, look.version)
             self._weighs = look.left_out is not None
             self._threshold = finite(look.threshold)
-            for client in self.fleet.look(look):
-                name = self.fleet.names[client]
-                self._named.append({"at": look.at, "client": client, "name": name, "version": look.version})
+            self.fleet.look(look)
+            self._name(look.at, look.version)
             i, states = self._series.bucket(look.at), self._states()
             self._series.last["threshold"][i] = np.nan if self._threshold is None else self._threshold
             for state in STATE_SERIES:
@@ -104,6 +105,8 @@ class View(Observer):
         code = CODES[verdict.kind]
         self._totals[verdict.kind] += 1
         self.fleet.verdict(verdict)
+        if abs(verdict.at - self._compared_at) >= COMPARE_SECONDS:
+            self._name(verdict.at, verdict.version)
         i = self._series.bucket(verdict.at)
         if verdict.kind in SHOWN:
             self._series.sums[verdict.kind][i] += 1
@@ -116,6 +119,12 @@ class View(Observer):
                 oldest[i] = verdict.staleness
         if verdict.client is not None and 0 <= verdict.client < MOST_CLIENTS:
             self._timeline.append((self.changes, verdict.at, verdict.client, code))
+
+    def _name(self, at: float, version: int) -> None:
+        self._compared_at = at
+        for client in self.fleet.name(at, version):
+            moment = {"client": client, "name": self.fleet.names[client], "at": at, "version": version}
+            self._named.append({**moment, "why": self.fleet.reason(client)})
 
     def _changed(self, at: float, version: int) -> None:
         self.changes += 1
@@ -220,10 +229,10 @@ class View(Observer):
         }
 
     def _named_data(self) -> list[dict[str, Any]]:
-        """The newest first. now: whether the client is left out at present; another may have its number by now."""
-        state, named_at = self.fleet.state, self.fleet.named_at
+        """The newest first. now: whether the client is under suspicion still; another may have its number by now."""
+        named_at, reason = self.fleet.named_at, self.fleet.reason
         return [
-            {**moment, "now": bool(state[moment["client"]] == LEFT_OUT and named_at[moment["client"]] == moment["at"])}
+            {**moment, "now": bool(named_at[moment["client"]] == moment["at"] and reason(moment["client"]))}
             for moment in reversed(self._named)
         ]
 

@@ -5,8 +5,6 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,10 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from secureafl_ext.defenses import DEFENSES, make
 from secureafl_ext.flower import Event, Layout, Loop
-from secureafl_ext.operate import Watched
-from secureafl_ext.server.protocol import Server
 
 from . import task
+from .observed import observed
 
 app = ServerApp()
 SHOWN = ("client", "malicious")  # metrics in the table at the end
@@ -39,16 +36,16 @@ def main(grid: Grid, context: Context) -> None:
     trusted = task.trusted() if DEFENSES[run["defense"]].needs_trusted else None
     flat = layout.flatten(state)
     server = make(run["defense"], flat, run["capacity"], run["lr"], run["max-staleness"], trusted)
-    watched = with_metrics(server, str(run["metrics"]))
-    with Log(out, file.exists()) as log, watched or nullcontext():
+    about = str(run["metrics"]), int(run["watch-port"])
+    with Log(out, file.exists()) as log, observed(server, log.event, *about) as (server, tell, evaluated):
         loop = Loop(
             grid,
-            watched or server,
+            server,
             layout,
             ttl=run["ttl"],
             patience=run["patience"],
             turns=run["turns"],
-            watch=both(log.event, watched.event) if watched else log.event,
+            watch=tell,
             checkpoint=file,
             every=run["checkpoint-every"],
         )
@@ -58,31 +55,10 @@ def main(grid: Grid, context: Context) -> None:
             loop.run(min(run["updates"], server.version - server.version % stretch + stretch))
             error = task.error(server.model)
             log.point(server.version, error)
-            if watched:
-                watched.evaluated(error)
+            evaluated(error)
         log.table(loop)
     draw(out.parent)
     print(f"curve, events and checkpoint: {out}; all curves: {out.parent / 'curves.png'}", flush=True)
-
-
-def with_metrics(server: Server, address: str) -> Watched | None:
-    """The server, watched by Prometheus at this address, HOST:PORT."""
-    if not address:
-        return None
-    from secureafl_ext.operate.prometheus import Prometheus  # needs the extra `operate`
-
-    host, _, port = address.rpartition(":")
-    prometheus = Prometheus()
-    print(f"metrics: {prometheus.serve(int(port), host)}", flush=True)
-    return Watched(server, [prometheus])
-
-
-def both(first: Callable[[Event], None], second: Callable[[Event], None]) -> Callable[[Event], None]:
-    def watch(event: Event) -> None:
-        first(event)
-        second(event)
-
-    return watch
 
 
 class Log:

@@ -122,16 +122,14 @@ function showTiles(state) {
 }
 
 function showNamed(state) {
-  const nobody = state.weighs === false
-    ? "The rule of this server has no weights, so it leaves nobody out. The table sorts by rejected uploads."
-    : "Nobody has been left out so far.";
+  const nobody = "Nobody so far. A client is named when 5 looks in a row leave it out, or when its uploads are refused far more often than others'.";
   get("nobody").textContent = state.named.length ? "" : nobody;
   get("nobody").hidden = state.named.length > 0;
   const sorted = [...state.named.filter(moment => moment.now), ...state.named.filter(moment => !moment.now)];
   get("named").replaceChildren(...sorted.slice(0, MOST_NAMED).map(moment => {
     const item = make("li", "", moment.now ? "" : "past"), button = make("button");
-    const now = moment.now ? "" : ", not left out now";
-    button.append(make("b", label(moment)), make("span", ` named at ${clock(moment.at)}, version ${moment.version}${now}`));
+    const now = moment.now ? "" : "; not now";
+    button.append(make("b", label(moment)), make("span", ` at ${clock(moment.at)}, version ${moment.version}: ${moment.why}${now}`));
     button.addEventListener("click", () => openClient(moment.client));
     item.append(button);
     return item;
@@ -183,7 +181,7 @@ function showRows(clients) {
       short(row.weight, 2), percent(row.left_out)];
   };
   get("rows").replaceChildren(...clients.rows.map(row => {
-    const line = make("tr", "", row.state === "left out" ? "out" : ""), first = make("td"), who = make("button", label(row), "who");
+    const line = make("tr", "", row.reason || row.state === "left out" ? "out" : ""), first = make("td"), who = make("button", label(row), "who");
     who.title = label(row);
     first.append(who);
     line.append(first, make("td", row.state, "state"), ...cells(row).map(value => make("td", String(value), "number")));
@@ -214,10 +212,10 @@ async function showClient(client) {
     return;
   }
   get("detail-name").textContent = label(found);
-  const named = found.named_at === null ? "never left out" : `first left out at ${clock(found.named_at)}, version ${found.named_version}`;
+  const named = found.named_at === null ? "never named" : `named at ${clock(found.named_at)}, version ${found.named_version}`;
   const counts = Object.entries(found.counts).map(([kind, count]) => `${count} ${plain(kind)}`).join(", ");
   get("detail-facts").textContent =
-    `${found.state}; ${named}; left out in ${percent(found.left_out)} of the looks; weight ${short(found.weight)}; ${counts}`;
+    `${found.state}; ${named}; ${found.reason ? `${found.reason}; ` : ""}left out in ${percent(found.left_out)} of the looks; weight ${short(found.weight)}; ${counts}`;
   if (get("detail").open) drawFactors(get("detail-factors"), found.history);
   get("history").replaceChildren(...found.history.map(entry => {
     const line = make("tr");

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..server.receipt import Receipt
 from ..validation import converted, describe, name_of, shown, whole
-from .facts import bytes_of, changed_settings, digest, settings_of, sha256, verdict, weight_of
+from .facts import bytes_of, changed_settings, digest, settings_of, sha256, weight_of
 from .line import CALLS, UPLOADS, Line, one_line
 from .log import Log, read
 from .replays import Place, after, find, replay
@@ -86,7 +86,7 @@ class Audited:
             if not isinstance(update, Tensor) or update.shape != self._shape or update.dtype != self._dtype:
                 expected = f"a tensor {tuple(self._shape)} {name_of(self._dtype)}"
                 raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}")
-            data, seq, before = bytes_of(update), self._log.next_seq(), self.server.version
+            data, seq = bytes_of(update), self._log.next_seq()
             about = {"update": sha256(data), "dtype": name_of(update.dtype), "shape": tuple(update.shape)}
             try:
                 if self.keep != "nothing":
@@ -95,7 +95,7 @@ class Audited:
             except (*REFUSALS, OSError):
                 self._updates.drop(seq)
                 raise
-            kind, factor = verdict(receipt, before)
+            kind, factor = receipt.kind, float(receipt.factor)
             weight = weight_of(self.server, client) if self.weigh else None
             self._note(kind, client, trained_on=index(version), factor=factor, weight=weight, **about)
             if kind in REFUSED and self.keep == "recent":  # or a flood of them would fill the disk

@@ -1,4 +1,4 @@
-"""What the log says of a server: the digest of its state, its settings, its verdicts. Reading them waits for it."""
+"""What the log says of a server: the digest of its state, its settings. Reading them waits for it."""
 
 import hashlib
 import json
@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor, uint8
 
 from ..config import Config
-from ..operate.watched import Upload, read
-from ..server.receipt import Receipt
 from ..validation import name_of
 from .line import NO_NUMBERS, one_line, plain
 
@@ -62,11 +60,6 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that differ, in words; empty if none does."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{one_line(name)}={before.get(name)!r:.40} became {now.get(name)!r:.40}" for name in names[:5])
-
-
-def verdict(receipt: Receipt, before: int) -> tuple[str, float]:
-    """(kind, factor). before: version of the server before the upload"""
-    return read(Upload(0.0, 0.0, 0, "", receipt.version > before, receipt)).kind, float(receipt.factor)
 
 
 def weight_of(server: Any, client: int) -> float:

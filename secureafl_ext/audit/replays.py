@@ -13,7 +13,7 @@ from ..checkpoint import files, tensor_file
 from ..checkpoint import state as states
 from ..server.server import SecureAFL
 from ..validation import describe
-from .facts import changed_settings, config_from, digest, settings_of, verdict, weight_of
+from .facts import changed_settings, config_from, digest, settings_of, weight_of
 from .line import CALLS, DTYPES, UPLOADS, Line
 from .log import HalfLineError, files_of, read, read_file
 from .updates import Updates
@@ -86,11 +86,10 @@ def replay(
 
 def _repeat_upload(server: Any, line: Line, updates: Updates, where: str) -> None:
     _compare(where, "shape of the update", line.shape, tuple(server.model.shape))
-    update, before = updates.get(line).to(server.model.device), server.version
+    update = updates.get(line).to(server.model.device)
     receipt = _call(where, server.submit, line.client, update, line.trained_on)
-    kind, factor = verdict(receipt, before)
-    _compare(where, "verdict", line.kind, kind)
-    _compare(where, "factor", line.factor, factor)
+    _compare(where, "verdict", line.kind, receipt.kind)
+    _compare(where, "factor", line.factor, float(receipt.factor))
     if line.weight is not None:
         _compare(where, "weight", line.weight, weight_of(server, line.client))
 

@@ -32,7 +32,6 @@ class Upload:
     seconds: float
     client: int
     who: str
-    is_round: bool
     receipt: Receipt
 
 
@@ -86,12 +85,11 @@ class Watched:
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """`server.submit`, and its receipt for the observers."""
-        before, began = self.server.version, time.perf_counter()
+        began = time.perf_counter()
         receipt = self.server.submit(client, update, version)
         seconds = time.perf_counter() - began
         client = int(client)
-        is_round = receipt.version > before
-        self._give(Upload(time.time(), seconds, client, self.names.get(client, ""), is_round, receipt))
+        self._give(Upload(time.time(), seconds, client, self.names.get(client, ""), receipt))
         return receipt
 
     def forget(self, client: int) -> None:
@@ -187,8 +185,10 @@ class Watched:
         known_dropped, open_ = 0, True
         while open_:
             batch, open_ = self._next_batch(max(0.0, min(next_look - time.monotonic(), 3600.0)))
-            if batch:
+            try:
                 self._tell_batch(batch)
+            except Exception:
+                logger.exception("Watched: %d receipts could not be read", len(batch))
             if self._dropped > known_dropped:
                 self._tell("dropped", self._dropped - known_dropped)
                 known_dropped = self._dropped
@@ -246,13 +246,9 @@ class Watched:
 def read(upload: Upload) -> Verdict:
     """The verdict of a receipt. Waits for the device."""
     receipt, factor = upload.receipt, float(upload.receipt.factor)
-    if upload.is_round:
-        kind = "accepted" if receipt.accepted else "rejected"
-    else:
-        kind = "too_soon" if receipt.reason.startswith("too soon") else "stale"
     return Verdict(
         at=upload.at,
-        kind=kind,
+        kind=receipt.kind,
         client=upload.client,
         who=upload.who,
         version=receipt.version,

@@ -22,6 +22,12 @@ class Receipt:
     version: int  # of the server, after this submission
     _reason: Tensor | str  # a text, or an index into _reasons on the device
     _reasons: tuple[str, ...] = REASONS
+    refused: str = ""  # "stale" or "too_soon": this submission was no round
+
+    @property
+    def kind(self) -> str:
+        """accepted, rejected, stale or too_soon. Waits for the device."""
+        return self.refused or ("accepted" if self.accepted else "rejected")
 
     @property
     def reason(self) -> str:
@@ -31,7 +37,7 @@ class Receipt:
 def stale_receipt(version: int, newest: int, max_staleness: int, device: torch.device) -> Receipt:
     """For an update on a model version that is no longer kept."""
     kept = f"the server keeps {newest - max_staleness} to {newest}"
-    return _refused(newest - version, newest, f"stale: version {version}, {kept}", device)
+    return _refused("stale", newest - version, newest, f"stale: version {version}, {kept}", device)
 
 
 def too_soon_receipt(
@@ -39,9 +45,9 @@ def too_soon_receipt(
 ) -> Receipt:
     """For an update that arrives before the client's turn."""
     reason = f"too soon: {since} rounds of others since the last one of client {client}, spacing is {spacing}"
-    return _refused(staleness, newest, reason, device)
+    return _refused("too_soon", staleness, newest, reason, device)
 
 
-def _refused(staleness: int, newest: int, reason: str, device: torch.device) -> Receipt:
+def _refused(kind: str, staleness: int, newest: int, reason: str, device: torch.device) -> Receipt:
     no = torch.tensor(False, device=device)
-    return Receipt(no, torch.full_like(no, torch.nan, dtype=torch.float64), staleness, newest, reason)
+    return Receipt(no, torch.full_like(no, torch.nan, dtype=torch.float64), staleness, newest, reason, refused=kind)

@@ -373,5 +373,5 @@ def test_the_benchmark_runs(clock, monkeypatch):
 
     text, _ = loop_load.churn(100, 400)
     assert text.count("\n| ") == 5 and "400 accepted" in text
-    got = loop_load.measure({0: 1.0, 1: 1.0, 2: 0.01}, {0, 1}, 60, turns=1.0)
-    assert got.nodes == 2 and got.share == pytest.approx(2 / 3)
+    got = loop_load.measure({0: 1.0, 1: 1.0, 2: 0.01}, {0, 1}, 10.0, turns=1.0)
+    assert got.nodes == 2 and got.share == pytest.approx(2 / 3, abs=0.05)

@@ -141,14 +141,14 @@ class Result:
     host: float  # microseconds of host time per round
 
 
-def measure(nodes: dict[int, float], honest: set[int], rounds: int, **settings: float) -> Result:
-    """The second half of the rounds: the first half is on the way to the steady state."""
+def measure(nodes: dict[int, float], honest: set[int], seconds: float, **settings: float) -> Result:
+    """So many simulated seconds, after as many on the way to the steady state. The slowest node must answer in them."""
     seen: list[Event] = []
     loop, _, clock = start(nodes, len(nodes), seen.append, **settings)
-    loop.run(rounds // 2)
+    run_until(loop, clock, seconds)
     seen.clear()
     began, host = clock.now, time.process_time()
-    loop.run(rounds)
+    run_until(loop, clock, 2 * seconds)
     host = time.process_time() - host
     done = [event for event in seen if event.kind == "accepted"]
     mine = [event for event in done if event.node in honest]
@@ -157,29 +157,34 @@ def measure(nodes: dict[int, float], honest: set[int], rounds: int, **settings: 
     return Result(len(mine) / (clock.now - began), len(mine) / len(done), (median, late), whose, 1e6 * host / len(done))
 
 
-def flood(rounds: int) -> str:
+def run_until(loop: Loop, clock: Clock, seconds: float) -> None:
+    while clock.now < seconds:
+        loop.run(loop.server.version + 10)
+
+
+def flood() -> str:
     draw = random.Random(SEED)
     honest = {node: draw.uniform(0.5, 2.0) for node in range(HONEST)}
     lines = []
     for turns in (0.0, 0.5, 1.0):
-        alone = measure(honest, set(honest), rounds, turns=turns)
+        alone = measure(honest, set(honest), 40.0, turns=turns)
         lines.append((turns, "none", alone.rate, 1.0, 1.0, *alone.staleness))
         for share in FLOODS:
             uploads = share / (1 - share) * sum(1 / seconds for seconds in honest.values())
             quick = {HONEST + k: MALICIOUS / uploads for k in range(MALICIOUS)}
-            got = measure({**honest, **quick}, set(honest), rounds, turns=turns)
+            got = measure({**honest, **quick}, set(honest), 40.0, turns=turns)
             lines.append((turns, f"{share:.0%}", got.rate, got.rate / alone.rate, got.share, *got.staleness))
     columns = ("turns", "flood", "honest rounds/s", "of those without attackers", "share of the rounds")
     return table((*columns, "median staleness", "99 %"), lines)
 
 
-def speeds(rounds: int) -> str:
+def speeds() -> str:
     draw = random.Random(SEED)
     nodes = {node: 0.1 * 1000 ** draw.random() for node in range(1000)}
     lines = []
     for turns, places in ((0.0, 1000), (0.5, 1000), (0.5, 600), (0.5, 300), (0.5, 100), (1.0, 1000)):
         settings = {} if places == 1000 else {"in_flight": places}
-        got = measure(nodes, set(nodes), rounds, turns=turns, patience=1e6, **settings)
+        got = measure(nodes, set(nodes), 150.0, turns=turns, **settings)
         lines.append((turns, places, got.rate, got.nodes, *got.staleness, 1e6 / got.host))
     columns = ("turns", "in_flight", "rounds/s", "nodes with a round", "median staleness", "99 %")
     return table((*columns, "rounds/s of host time"), lines)
@@ -238,15 +243,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["flood", "speeds", "churn"])
     parser.add_argument("--nodes", type=int, default=10_000, help="of churn (default: 10000)")
-    parser.add_argument("--uploads", type=int, help="rounds of each run (default: 20000; of churn 1000000)")
+    parser.add_argument("--uploads", type=int, default=1_000_000, help="of churn (default: 1000000)")
     chosen = parser.parse_args()
     logging.getLogger("secureafl_ext").setLevel(logging.ERROR)  # as an operator would not: a line per lost message
     print(head(f"The loop under load: {chosen.what}", "cpu"), end="\n\n")
     if chosen.what == "churn":
-        text, flat = churn(chosen.nodes, chosen.uploads or 1_000_000)
+        text, flat = churn(chosen.nodes, chosen.uploads)
         print(text)
         sys.exit(not flat)
-    print({"flood": flood, "speeds": speeds}[chosen.what](chosen.uploads or 20_000))
+    print({"flood": flood, "speeds": speeds}[chosen.what]())
 
 
 if __name__ == "__main__":

@@ -101,7 +101,9 @@ def test_ports_are_published_on_loopback_only():
 
 
 def test_clients_reach_the_gateway_and_nothing_else():
-    assert COMPOSE["networks"]["control"]["internal"] is True
+    inner = {name for name, network in COMPOSE["networks"].items() if network.get("internal")}
+    assert inner == {"control", "metrics"}
+    assert all(set(SERVICES[name]["networks"]) <= inner for name in ("superlink", "serverapp", "run"))  # no way out
     nodes = [name for name in SERVICES if name.startswith("node-")]
     assert len(nodes) == 3 and all(SERVICES[name]["networks"] == ["fleet"] for name in nodes)
     on = {net: {n for n, s in SERVICES.items() if net in s.get("networks", [])} for net in COMPOSE["networks"]}

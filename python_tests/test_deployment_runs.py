@@ -24,6 +24,9 @@ from test_flower_app import events_of, flower, free_port, listens, running, said
 ROOT = Path(__file__).parent.parent
 DEPLOYMENT = ROOT / "examples" / "deployment"
 NODES = 2
+HAS_METRICS = importlib.util.find_spec("secureafl_ext.operate.prometheus") and importlib.util.find_spec(
+    "prometheus_client"
+)
 
 
 class Loopback:
@@ -76,13 +79,14 @@ class Loopback:
         self.start("gateway", ["haproxy", "-db", "-f", str(self.folder / "haproxy.cfg")])
 
     def run_words(self) -> list[str]:
-        """Two nodes, a checkpoint after every update, and time for a slow machine."""
+        """As few nodes as the test has, a checkpoint after every update, and time for a slow machine."""
         *words, settings = self.words("run")
-        assert "resume=true" in settings and "capacity=3" in settings and "checkpoint-every=20" in settings
-        settings = settings.replace(
-            "capacity=3", f"capacity={NODES} ttl=900.0 patience=1800.0 slowest=0.2 malicious=0.0"
-        )
-        return [sys.executable, *words[1:], settings.replace("checkpoint-every=20", "checkpoint-every=1")]
+        served = f"127.0.0.1:{self.metrics}" if HAS_METRICS else ""
+        patient = f"capacity={NODES} ttl=900.0 patience=1800.0 slowest=0.2 malicious=0.0"
+        for old, new in {"capacity=3": patient, "every=20": "every=1", "0.0.0.0:9464": served}.items():
+            assert settings.count(old) == 1 and "resume=true" in settings, settings
+            settings = settings.replace(old, new)
+        return [sys.executable, *words[1:], settings]
 
     def check_health(self, *words: str) -> None:
         command = [word for word in self.services["superlink"]["healthcheck"]["test"] if word.endswith("health.py")]
@@ -119,13 +123,16 @@ def test_the_fleet_trains_through_the_gateway_and_a_killed_server_is_continued(t
             fleet.start(f"node-{k}")
         fleet.start("serverapp")
         first = fleet.start("run", fleet.run_words())
-        wait_for(
-            lambda: len(said_by(results)) == NODES and (results / "server.safetensors").exists(), 900, "a checkpoint"
-        )
+
+        def saved():
+            assert first.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
+            return len(said_by(results)) == NODES and (results / "server.safetensors").exists()
+
+        wait_for(saved, 900, "a checkpoint that knows all nodes")
         for service, port in fleet.health.items():
             assert listens(port), service
             fleet.check_health(f"127.0.0.1:{port}")
-        if importlib.util.find_spec("secureafl_ext.operate.prometheus"):
+        if HAS_METRICS:
             with urllib.request.urlopen(f"http://127.0.0.1:{fleet.metrics}/metrics", timeout=60) as page:
                 assert b"secureafl" in page.read()
         os.kill(server_of(tmp_path), signal.SIGKILL)

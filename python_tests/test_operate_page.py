@@ -39,7 +39,8 @@ def fleet(n, title=""):
     for k in range(6):
         kinds = [["accepted", "rejected"][client % 5 == 3 and k % 2] for client in range(n)]
         view.verdicts([told(client, kind, 60 - 10 * k - client / n, k) for client, kind in enumerate(kinds)])
-        view.look(look(n, (np.arange(n) % 5 == 3) & (k > 0), k))
+        for _ in range(2):
+            view.look(look(n, np.arange(n) % 5 == 3, k))
         view.evaluated(time.time() - 60 + 10 * k, k, 1 / (k + 1))
     return view
 
@@ -121,7 +122,7 @@ def test_the_page_follows_uploads_while_it_is_open(browser):
         dots = browser.value("secureafl.dots.at.length")
         for version in (11, 22):
             view.verdicts([told(1, "rejected", version=version)] * 7)
-            for _ in range(5):
+            for _ in range(30):
                 view.look(look(10, np.arange(10) == 1, version))
             browser.wait(f"{tile} === '{version}'")
             dots += 7

@@ -72,21 +72,22 @@ def test_the_state_of_a_client_is_that_of_the_last_look():
     assert view.client(4)["state"] == "new", "it has come back, and no look has seen it yet"
 
 
-def test_a_client_is_named_after_five_looks_in_a_row_that_leave_it_out():
+def test_a_client_is_named_when_its_weight_is_low_for_ten_looks():
     view = View()
     view.verdicts([told(2, who="culprit")])
-    for k, without in enumerate([(1,), (2, 1, 0), (2, 1, 0), (2, 1, 0), (2, 0), (2, 1, 0), (2, 1)]):
-        view.look(looked(4, without, at=1000.0 + k, version=10 * k))
-    named = plain(view)["named"]
-    why = "left out in the last 5 looks"
-    assert named == [
-        {"client": 2, "name": "culprit", "at": 1005.0, "version": 50, "why": why, "now": True},
-        {"client": 0, "name": "", "at": 1005.0, "version": 50, "why": why, "now": False},
+    for k in range(20):
+        without = {0: [1, 2], 1: [2, 3], 2: [2], 3: [2]}[k % 4]  # now and then an honest one too
+        view.look(looked(6, without, at=1000.0 + k, version=10 * k, present=np.arange(6) != 5))
+    why = "its weight is 0.00 of the mean"
+    assert plain(view)["named"] == [
+        {"client": 2, "name": "culprit", "at": 1009.0, "version": 90, "why": why, "now": True}
     ]
     found = view.client(2)
-    assert (found["named_at"], found["named_version"], found["left_out"]) == (1005.0, 50, 6 / 7)
-    assert found["reason"] == "left out in the last 6 looks" and order(view)[0] == 2
-    assert view.client(1)["named_at"] is None and view.client(1)["reason"] == "", "never five in a row"
+    assert (found["named_at"], found["named_version"], found["left_out"]) == (1009.0, 90, 1.0)
+    assert found["reason"] == why and order(view)[0] == 2 and view.client(1)["left_out"] == 0.25
+    for k in range(20):
+        view.look(looked(6, at=2000.0 + k))
+    assert [moment["now"] for moment in plain(view)["named"]] == [False] and view.client(2)["named_at"] == 1009.0
 
 
 def rounds(view, shares, start, count=40):

@@ -102,9 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
         return made
 
     made = add("run", run, "[flags]")
-    made.add_argument("--watch", type=int, metavar="PORT", help="serve a live page of the run; 0: on a free port")
     add_untuned(made)
     add_settings(made, Settings())
+    made.add_argument("--watch", type=int, metavar="PORT", help="serve a live page of the run; 0: on a free port")
 
     made = add("compare", compare, "[flags]")
     about = "names with commas between them, or all (default: %(default)s)"

@@ -14,17 +14,18 @@ LONGEST_TEXT = 120  # characters of a name or a reason
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
 # When a client is named. A single look leaves out an honest client now and then, and the filter rejects some honest
-# uploads by design: so several looks in a row, or more refused uploads than the median client has by far.
-LOOKS_IN_A_ROW = 5  # that leave it out
+# uploads by design. So: a low mean weight over several looks, or far more refused uploads than the median client has.
+LOOKS = 10  # that the mean weight is over, roughly; a client with fewer is not judged by it
+LOW = 0.6  # times the median of the mean weights
 LATELY = 50  # uploads that count for this, roughly: weights fall by 1 / LATELY with each
-FEWEST = 5  # of them
+FEWEST = 8  # of them
 USUAL = 0.05  # share of refused uploads, at least, that is taken for the median client's
 TIMES = 2.5  # this many times the median client's share,
 SPREADS = 4.0  # and this many standard deviations of a binomial distribution above it
 STATES = ("left out", "counts", "on probation", "expired", "left", "new")  # new: no look has seen it yet
 LEFT_OUT, COUNTS, PROBATION, EXPIRED, LEFT, NEW = range(len(STATES))
 
-SUMS = ("staleness_sum", "lately", "lately_refused")  # floats that begin at 0; the others are not known at first
+SUMS = ("staleness_sum", "mean_weight", "lately", "lately_refused")  # begin at 0; other floats are unknown at first
 
 Entry = tuple[float, int, int, int | None, float | None, str]  # at, code, version, staleness, factor, reason
 
@@ -39,7 +40,8 @@ class Fleet:
         self.state = np.full(0, NEW, np.int8)
         self.has_left = np.zeros(0, bool)  # told so, and no upload since
         self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
-        self.row_out = np.zeros(0, np.int64)  # looks in a row that left it out
+        self.mean_weight = np.zeros(0)  # in the last looks, times the number of clients that count
+        self.low = np.zeros(0, bool)  # its weight has been for several looks
         self.lately, self.lately_refused = np.zeros(0), np.zeros(0)  # uploads, by weight
         self.often = np.zeros(0, bool)  # refused far more often than others
         self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)
@@ -110,7 +112,8 @@ class Fleet:
         self.weight[:n] = np.where(seen, weights, np.nan)
         self.looks[:n] += present
         self.looks_out[:n] += without
-        self.row_out[:n] = np.where(without, self.row_out[:n] + 1, 0)
+        step = (np.nan_to_num(weights) * present.sum() - self.mean_weight[:n]) / np.clip(self.looks[:n], 1, LOOKS)
+        self.mean_weight[:n] += np.where(present, step, 0)
 
     def name(self, at: float, version: int) -> list[int]:
         """Compare the clients. Returns those that are named now, for the first time."""
@@ -120,14 +123,16 @@ class Fleet:
         usual = np.clip(np.median(share[enough]), USUAL, 1 - USUAL) if enough.any() else 1 - USUAL
         is_far = refused - n * usual > SPREADS * np.sqrt(n * usual * (1 - usual))
         self.often = enough & (share > TIMES * usual) & is_far
-        first = np.flatnonzero((self.often | (self.row_out >= LOOKS_IN_A_ROW)) & np.isnan(self.named_at))
+        counts = (self.state <= COUNTS) & (self.looks >= LOOKS)
+        self.low = counts & (self.mean_weight < LOW * np.median(self.mean_weight[counts])) if counts.any() else counts
+        first = np.flatnonzero((self.often | self.low) & np.isnan(self.named_at))
         self.named_at[first], self.named_version[first] = at, version
         return first.tolist()
 
     def reason(self, client: int) -> str:
         """Why a client is under suspicion now; "" if it is not."""
-        if self.row_out[client] >= LOOKS_IN_A_ROW:
-            return f"left out in the last {self.row_out[client]} looks"
+        if self.low[client]:
+            return f"its weight is {self.mean_weight[client]:.2f} of the mean"
         if self.often[client]:
             return f"{self.lately_refused[client] / self.lately[client]:.0%} of its last uploads were refused"
         return ""
@@ -147,7 +152,7 @@ class Fleet:
         weight[self.state[clients] != COUNTS] = np.inf  # nobody else has one
         # lexsort sorts by the last key first.
         is_out = self.state[clients] == LEFT_OUT
-        has_reason = (self.row_out[clients] >= LOOKS_IN_A_ROW) | self.often[clients]
+        has_reason = self.low[clients] | self.often[clients]
         return clients[np.lexsort((clients, weight, -refused, -left_out, ~is_out, ~has_reason))]
 
     def search(self, clients: np.ndarray, text: str) -> np.ndarray:

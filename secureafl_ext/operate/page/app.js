@@ -122,7 +122,7 @@ function showTiles(state) {
 }
 
 function showNamed(state) {
-  const nobody = "Nobody so far. A client is named when 5 looks in a row leave it out, or when its uploads are refused far more often than others'.";
+  const nobody = "Nobody so far. A client is named when the rule gives it little weight in 10 looks, or when its uploads are refused far more often than others'.";
   get("nobody").textContent = state.named.length ? "" : nobody;
   get("nobody").hidden = state.named.length > 0;
   const sorted = [...state.named.filter(moment => moment.now), ...state.named.filter(moment => !moment.now)];

@@ -185,8 +185,6 @@ class Loop:
         self._record(kind, node, reason)
         self.turns.failed(node, time.monotonic())
 
-    # Replies
-
     def _receive(self, updates: int) -> bool:
         """Whether any reply arrived."""
         if self.open and not self._pulled:

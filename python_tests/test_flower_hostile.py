@@ -196,6 +196,34 @@ def test_a_connection_that_fails_is_no_clients_fault(clock):
     assert one.totals() == {"joined": 2, "accepted": 4}
 
 
+def test_replies_pulled_before_the_connection_fails_are_judged(clock):
+    """One by one, Flower hands out each reply once: the run may end with an error, but not without these replies."""
+    one, grid, _ = start({9: honest(1.0), 8: honest(1.0)}, clock, ttl=1e4, expires=False)
+    one._inbox._one_by_one = True
+    one.run(2)
+    pull, look, up = grid.pull_messages, grid.get_node_ids, [True]
+
+    def breaks_after_a_reply(identifiers):
+        if not up[0]:
+            raise ConnectionError("the SuperLink is gone")
+        pulled = pull(identifiers)
+        up[0] = not pulled
+        return pulled
+
+    def looks():
+        if not up[0]:
+            raise ConnectionError("the SuperLink is gone")
+        return look()
+
+    grid.pull_messages, grid.get_node_ids = breaks_after_a_reply, looks
+    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
+        one.run(9)
+    assert one.server.version == 3
+    grid.pull_messages, grid.get_node_ids = pull, look
+    one.run(9)
+    assert one.totals() == {"joined": 2, "accepted": 9} and clock.now < 100  # no message had to expire
+
+
 def test_a_reply_that_flower_cannot_unpack_loses_no_other_twice(clock):
     """What was pulled with the first is lost and asked for anew; then replies are pulled one by one."""
     bad = says(ValueError("no JSON"))

@@ -43,11 +43,16 @@ class Inbox:
                 grid.get_node_ids()  # raises if the connection fails, not a reply
                 self._one_by_one = True
         pulled: list[Message] = []
-        broken = {}
+        broken: dict[str, str] = {}
         for message in messages:
             try:
                 pulled += grid.pull_messages([message])
             except Exception as problem:
-                grid.get_node_ids()  # raises if the connection fails, not a reply
+                try:
+                    grid.get_node_ids()  # raises if the connection fails, not a reply
+                except Exception:
+                    if not (pulled or broken):
+                        raise
+                    break  # Flower has handed these out and does not do so again. The next pull raises.
                 broken[message] = f"Flower cannot unpack the reply: {type(problem).__name__}"
         return pulled, broken

@@ -54,6 +54,18 @@ def test_after_a_resume_a_node_that_is_gone_pulls_no_more(clock, tmp_path):
     assert again.server.present.tolist() == [True, True, True, False]
 
 
+def test_a_resume_that_has_nothing_to_do_does_not_take_present_nodes_for_absent_ones(clock, tmp_path):
+    """It writes the checkpoint again before it has looked for any node."""
+    one, _, _ = fleet(clock, checkpoint=tmp_path / "loop")
+    one.run(40)
+    done, _, _ = fleet(clock, checkpoint=tmp_path / "loop")
+    done.run(40)
+    again, grid, _ = fleet(clock, checkpoint=tmp_path / "loop")
+    del grid.nodes[6]
+    again.run(42)
+    assert again.server.present.tolist() == [True, True, True, False]
+
+
 def test_a_server_that_remembers_nobody_needs_no_leave(clock):
     """Other defenses than SecureAFL."""
     start_model = Layout({"w": torch.zeros(4, 3), "count": torch.tensor(5), "b": torch.zeros(2)})

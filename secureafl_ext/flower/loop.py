@@ -267,7 +267,9 @@ class Loop:
         """Write one file: the server's state, carried entries, slots and counts. Open messages are not in it: they
         belong to Flower's run, and a new run asks every client anew."""
         path, slots = self._checkpoint("Loop.save"), self.slots
-        state = saved.Saved(self.server.state_dict(), self.layout.carried, slots.of, list(slots.away), self.tally)
+        # Nodes of the last checkpoint that were not looked for yet are not away: their updates still count.
+        away = [node for node in slots.away if node not in self._missing]
+        state = saved.Saved(self.server.state_dict(), self.layout.carried, slots.of, away, self.tally)
         saved.write(path, state, self.layout)
         logger.info("checkpoint %s written at version %d", path, self.server.version)
 

@@ -4,7 +4,7 @@ A node's answer to a message is a list of (seconds it takes, answer): content, a
 changes the reply, or an exception that Flower raises where it cannot unpack what a node has uploaded.
 """
 
-from itertools import count
+from itertools import compress, count
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
@@ -52,8 +52,9 @@ class MemoryGrid:
 
     def pull_messages(self, identifiers):
         """In no particular order, as Flower's. What comes with a reply that cannot be unpacked is lost."""
-        due = [one for one in self.queue if one[0] <= self.clock.now and one[1] in identifiers]
-        self.queue = [one for one in self.queue if not any(one is other for other in due)]
+        asked = [one[0] <= self.clock.now and one[1] in identifiers for one in self.queue]
+        due = list(compress(self.queue, asked))
+        self.queue = [one for one, gone in zip(self.queue, asked, strict=True) if not gone]
         broken = [reply for _, _, reply in due if isinstance(reply, Exception)]
         if broken:
             raise broken[0]

@@ -53,22 +53,22 @@ def order_of(state):
 @pytest.fixture
 def app(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    from attacked import server
+    from attacked import observed
 
-    yield server
+    yield observed
     for name in [name for name in sys.modules if name.partition(".")[0] == "attacked"]:
         del sys.modules[name]
 
 
 def test_the_example_has_a_page_only_if_a_port_is_given(app, capsys, monkeypatch):
     told, server = [], fleets.server()
-    with app.live_page(server, told.append, 0) as (same, tell, evaluated):
+    with app.observed(server, told.append, "", 0) as (same, tell, evaluated):
         evaluated(0.5)
         assert same is server and tell == told.append
     assert capsys.readouterr().out == ""
     serve = app.serve
     monkeypatch.setattr(app, "serve", lambda view, watched, port: serve(view, watched, port=0))
-    with app.live_page(server, told.append, 9000) as (watched, tell, evaluated):
+    with app.observed(server, told.append, "", 9000) as (watched, tell, evaluated):
         url = capsys.readouterr().out.split()[-1]
         tell(Event("joined", 77, 1, 0))
         watched.submit(1, torch.ones(14), 0)
@@ -78,6 +78,16 @@ def test_the_example_has_a_page_only_if_a_port_is_given(app, capsys, monkeypatch
             state = json.load(answer)
     assert told == [Event("joined", 77, 1, 0)] and state["totals"] == {"joined": 1, "accepted": 1}
     assert state["clients"]["rows"][0]["name"] == "77" and state["errors"]["error"] == [0.25]
+
+
+def test_the_example_has_metrics_only_if_an_address_is_given(app, capsys):
+    pytest.importorskip("prometheus_client")
+    with app.observed(fleets.server(), print, "127.0.0.1:0", 0) as (watched, _, evaluated):
+        url = capsys.readouterr().out.split()[-1]
+        evaluated(0.25)
+        assert watched.flush()
+        with urllib.request.urlopen(url) as answer:
+            assert b"secureafl_model_error 0.25" in answer.read()
 
 
 def test_the_example_knows_its_settings():

@@ -173,7 +173,7 @@ def counts_lost_at_a_restart(patch):
 
 
 def no_fsync(patch):
-    patch.setattr(files, "_to_disk", lambda path: None)
+    patch.setattr(files, "to_disk", lambda path: None)
 
 
 def checkpoint_too_rare(patch):

@@ -106,7 +106,7 @@ def dies_while_saving(group, path, arrivals, victim, moment):
     second = whole_state(server, group)
     if dist.get_rank(group) == victim:
         function, plain = {
-            "amid its shard": ("_to_disk", None),
+            "amid its shard": ("to_disk", None),
             "after its shard": ("write_file", files.write_file),
             "before the index": ("write", None),
             "after the index": ("write", files.write),
@@ -171,7 +171,7 @@ def cannot_write(group, path, arrivals, victim, function):
     return type(error.value).__name__, str(error.value), digest(server.state_dict())
 
 
-@pytest.mark.parametrize(("victim", "function"), [(1, "_to_disk"), (0, "_to_disk"), (0, "write")])
+@pytest.mark.parametrize(("victim", "function"), [(1, "to_disk"), (0, "to_disk"), (0, "write")])
 def test_a_full_disk_on_one_rank_is_an_error_on_all(ranks, tmp_path, victim, function):
     path = tmp_path / "server.safetensors"
     arrivals, *_ = history_of_arrivals(SETTINGS, 30)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..bounded_files import need_file
+from ..checkpoint.files import to_disk
 from . import line as lines
 from .line import FIRST, LONGEST, Line
 
@@ -246,11 +247,3 @@ def write_all(file: int, data: bytes | memoryview) -> None:
     data = memoryview(data)
     while data:
         data = data[os.write(file, data) :]
-
-
-def to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

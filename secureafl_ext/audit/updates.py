@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ..bounded_files import contents
+from ..checkpoint.files import to_disk
 from .facts import sha256
 from .line import DTYPES, Line
-from .log import to_disk, write_all
+from .log import write_all
 
 REFUSED = ("stale", "too_soon")  # what such an update holds does not matter to the server
 

@@ -57,9 +57,9 @@ def write_file(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -
             with open(descriptor, "wb") as file:
                 tensor_file.dump(file, {name: tensor.cpu() for name, tensor in tensors.items()}, header)
                 file.flush()
-                _to_disk(partial)
+                to_disk(partial)
                 os.replace(partial, path)
-            _to_disk(path.parent)  # the rename too, before another file names this one
+            to_disk(path.parent)  # the rename too, before another file names this one
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -105,7 +105,7 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

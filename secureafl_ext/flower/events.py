@@ -5,20 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-KINDS = {
-    "joined": "has a slot and gets the model",
-    "waiting": "no slot is free",
-    "left": "is no longer among the nodes",
-    "accepted": "its update was accepted",
-    "rejected": "its update was rejected",
-    "stale": "its update was computed on a model that is no longer kept",
-    "failed": "its app raised an error or crashed",
-    "garbage": "its reply is not a finite model of this layout",
-    "vanished": "no reply within the ttl",
-    "late": "a reply after the ttl, dropped",
-    "twice": "a reply to no message that is open, dropped",
-    "unsent": "Flower took no message for it",
-}
+from ..operate import verdict
+
+KINDS = {kind: text for kind, text in verdict.KINDS.items() if kind not in ("too_soon", "forgotten")}
 # Level of each kind in the log: debug for the events of every round, warning for a client that fails.
 LEVELS = {
     **dict.fromkeys(("accepted", "stale", "twice"), logging.DEBUG),

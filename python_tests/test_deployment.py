@@ -97,6 +97,8 @@ def test_ports_are_published_on_loopback_only():
     assert not ports["superlink"] and not ports["serverapp"]
     assert all(part["spec"].get("type", "ClusterIP") == "ClusterIP" for part in KUBERNETES if part["kind"] == "Service")
     assert "--host=127.0.0.1" in exec_start(UNITS["secureafl-superlink.service"])
+    here = "GATEWAY_FLEET=127.0.0.1:9443 GATEWAY_METRICS=127.0.0.1:8405"
+    assert f"\nEnvironment={here}\n" in UNITS["secureafl-gateway.service"]
     assert not any("network_mode" in s and s["network_mode"] == "host" for s in SERVICES.values())
 
 
@@ -206,7 +208,8 @@ def test_the_metrics_have_one_port_and_path_everywhere():
     services = {part["metadata"]["name"]: part["spec"] for part in KUBERNETES if part["kind"] == "Service"}
     assert [port["port"] for port in services["serverapp"]["ports"]] == [METRICS]
     config = (DEPLOYMENT / "gateway" / "haproxy.cfg").read_text()
-    assert f"bind :{GATEWAY_METRICS}\n" in config and "if { path /metrics }" in config
+    assert 'bind "${GATEWAY_METRICS}"\n' in config and "if { path /metrics }" in config
+    assert SERVICES["gateway"]["environment"]["GATEWAY_METRICS"] == f":{GATEWAY_METRICS}"
     assert f"{METRICS}" in GUIDE.read_text() and f"{GATEWAY_METRICS}" in GUIDE.read_text()
     source = yaml.safe_load((DEPLOYMENT / "grafana/provisioning/datasources/prometheus.yaml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"

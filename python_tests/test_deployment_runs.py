@@ -70,13 +70,11 @@ class Loopback:
         return self.stack.enter_context(running(words or self.words(service), log))
 
     def start_gateway(self) -> None:
-        config = (DEPLOYMENT / "gateway" / "haproxy.cfg").read_text()
-        config = config.replace("bind :9443", f"bind 127.0.0.1:{self.gateway}")
-        config = config.replace("bind :8405", f"bind 127.0.0.1:{free_port()}")
-        (self.folder / "haproxy.cfg").write_text(config)
-        for name, text in self.services["gateway"]["environment"].items():
-            self.monkeypatch.setenv(name, self.moved(text))
-        self.start("gateway", ["haproxy", "-db", "-f", str(self.folder / "haproxy.cfg")])
+        given = {name: self.moved(text) for name, text in self.services["gateway"]["environment"].items()}
+        ports = {"GATEWAY_FLEET": self.gateway, "GATEWAY_METRICS": free_port()}
+        for name, text in (given | {name: f"127.0.0.1:{port}" for name, port in ports.items()}).items():
+            self.monkeypatch.setenv(name, text)
+        self.start("gateway", ["haproxy", "-db", "-f", str(DEPLOYMENT / "gateway" / "haproxy.cfg")])
 
     def run_words(self) -> list[str]:
         """As few nodes as the test has, a checkpoint after every update, and time for a slow machine."""
@@ -141,7 +139,9 @@ def test_the_fleet_trains_through_the_gateway_and_a_killed_server_is_continued(t
         second = fleet.start("run", fleet.run_words())
         wait_for(lambda: judged(events_of(results)[len(before) :]), 600, "the training continues")
         again = judged(events_of(results)[len(before) :])
-        assert again[0]["version"] > 1 and again[0]["reason"] != "first contact"
+        last = judged(before)[-1]["version"]  # its checkpoint may have come too late
+        assert again[0]["version"] in (last, last + 1) and last > 0
+        assert not any("first contact" in event["reason"] for event in again)
         subprocess.run(["flwr", "stop", fleet.live_run(), "production"], check=True)
         assert second.wait(300) == 0  # so that it is not
 

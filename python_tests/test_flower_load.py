@@ -1,6 +1,7 @@
 """The loop under load: as the plain one decides, bounded in memory, and fair to slow nodes."""
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -373,5 +374,6 @@ def test_the_benchmark_runs(clock, monkeypatch):
 
     text, _ = loop_load.churn(100, 400)
     assert text.count("\n| ") == 5 and "400 accepted" in text
+    assert int(re.search(r"(\d+) forgotten", text)[1]) > 0  # new nodes take the slots of others
     got = loop_load.measure({0: 1.0, 1: 1.0, 2: 0.01}, {0, 1}, 10.0, turns=1.0)
     assert got.nodes == 2 and got.share == pytest.approx(2 / 3, abs=0.05)

@@ -64,7 +64,7 @@ class Counting:
 
     def __init__(self, clients: int, clock: Clock):
         self.clients, self.clock = clients, clock
-        self.model, self.version = torch.zeros(1), 0
+        self.model, self.version, self.forgotten = torch.zeros(1), 0, 0
 
     def submit(self, client: int, update: torch.Tensor, version: int) -> Taken:
         self.clock.now += ROUND
@@ -72,7 +72,7 @@ class Counting:
         return Taken(self.version - 1 - version)
 
     def forget(self, client: int) -> None:
-        pass
+        self.forgotten += 1
 
     def leave(self, client: int) -> None:
         pass
@@ -217,9 +217,9 @@ def churn(nodes: int, uploads: int) -> tuple[str, bool]:
         for node in draw.sample(names(), nodes // 100):
             fleet.leave(node)
             away.append(node)
-            back = draw.random() < 0.5 or len(away) > nodes // 10
-            other = away.pop(draw.randrange(len(away))) if back else next(new)
+            other = next(new) if draw.random() < 0.5 else away.pop(draw.randrange(len(away)))
             fleet.join(other, draw.choice(seconds))
+        del away[: -(nodes // 5)]  # these do not come back
         return names()
 
     fleet.get_node_ids = look
@@ -236,7 +236,7 @@ def churn(nodes: int, uploads: int) -> tuple[str, bool]:
     flat = late[2] <= early[2] * (1 + MOST_GROWTH) and late[3] <= early[3] * (1 + MOST_SLOWDOWN)
     totals = ", ".join(f"{number:,} {kind}" for kind, number in sorted(loop.totals().items()))
     columns = ("of the uploads", "simulated s", "resident MiB", "host us/upload", "entries")
-    return f"{table(columns, lines)}\n\nEvents: {totals}.", flat
+    return f"{table(columns, lines)}\n\nEvents: {totals}; {loop.server.forgotten:,} forgotten.", flat
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def test_code_runs_as_it_stands(page, word, tmp_path, monkeypatch):
         blocks = code((ROOT / "docs/guides/operate.md").read_text())
         blocks += code((ROOT / "docs/guides/read-results.md").read_text())
         blocks += code((ROOT / "docs/reference/server.md").read_text())
-        assert len(blocks) == 3
+        assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, page, "exec"), {})
 

@@ -36,6 +36,8 @@ class Model(Tables):
         need(outside == self.waiting, "neither joined nor waiting:", outside ^ self.waiting)
         full = len(self.slots) == self.twin.clients and not self.away
         need(full or not self.waiting, "nodes wait although a slot is free:", self.waiting)
+        if self.answers.get(self._due()) is not self.was_due:
+            self.was_due = None  # nodes that joined took its turn away before it could be judged
 
     def pushed(self, node: int, vector: np.ndarray, config: dict, identifier: str | None, now: float) -> None:
         self._end_look()

@@ -43,9 +43,7 @@ class Turns:
     def ready(self, node: int) -> None:
         """The node has joined, or sent a usable reply."""
         self._failures.pop(node, None)
-        self._in_turn.discard(node)
-        self.to_ask[node] = NEVER
-        self._line_up(node, next(self._place))
+        self.still_due(node)
 
     def failed(self, node: int, now: float) -> None:
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(self._failures[node], 16))

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bounded_files import PIECE, need_file
-from .json_log import Dropped, read_line
+from .json_lines import LONGEST_LINE, Dropped, read_line
 from .verdict import Look, Verdict
 from .view import View
 from .watched import Evaluation
 
 LARGEST_FILE = 2**40  # bytes
-LONGEST_LINE = 2**25  # bytes
 
 
 class Follow:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import SecureAFL
-from ..operate import Look, Verdict, View, Watched, serve
+from ..operate import Look, Verdict, View, serve, watched
 from .loop import Rounds
 from .outcome import Point
 
@@ -67,8 +67,7 @@ class Live:
 def look_at(server: Any, now: float) -> Look | None:
     """None for a defense that has no weights."""
     if isinstance(server, SecureAFL):
-        with Watched(server, [], every=0) as watched:
-            return watched.look()
+        return watched.look_at(server)
     without, weights = server.left_out(), server.weights()
     if without is None:
         return None
@@ -80,6 +79,5 @@ def look_at(server: Any, now: float) -> Look | None:
 def heat_map(server: Any, clients: list[int]) -> tuple[list[int], np.ndarray] | None:
     if not isinstance(server, SecureAFL) or not clients:
         return None
-    with Watched(server, [], every=0) as watched:
-        cosines = watched.similarity(clients)
+    cosines = watched.similarity(server, clients)
     return None if cosines is None else (clients, cosines)

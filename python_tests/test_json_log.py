@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,18 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.operate import KINDS, Look, Verdict, Watched, json_log
+from secureafl_ext.operate import KINDS, Look, Queue, Verdict, Watched, json_log
 from secureafl_ext.operate.json_lines import LONGEST_LINE, LONGEST_NAME, LONGEST_REASON, MOST_CLIENTS
-from secureafl_ext.operate.json_log import Dropped, JsonLog, printable, read_line
+from secureafl_ext.operate.json_log import Dropped, JsonLog, read_line
 from secureafl_ext.operate.watched import Evaluation
+from secureafl_ext.validation import printable
 
 VERDICT = Verdict(1.5, "accepted", 3, "node 7", 12, staleness=2, factor=0.5, seconds=0.01, reason="accepted")
+QUEUE = Queue(open=6, waiting=3, model_bytes=56, longest_wait=0.5, to_ask=0, paused=1, places=12)
 FLAGS = np.array([True, False])
-LOOK = Look(2.5, 12, {"accepted": 3}, FLAGS, FLAGS, FLAGS, np.array([0.25, 0.75]), FLAGS, math.inf)
+LOOK = Look(2.5, 12, {"accepted": 3}, FLAGS, FLAGS, FLAGS, np.array([0.25, 0.75]), FLAGS, math.inf, QUEUE)
 
 times = st.floats(0, 1e11)
 counts = st.integers(0, 2**53)
 plenty = st.none() | st.floats(min_value=0)  # with infinity and NaN
+queues = st.none() | st.builds(
+    Queue,
+    **{name: counts for name in Queue.__dataclass_fields__ if name != "longest_wait"},
+    longest_wait=st.floats(0, 1e9),
+)
 verdicts = st.builds(
     Verdict,
     at=times,
@@ -46,7 +53,7 @@ def looks(draw):
     stats = draw(st.dictionaries(st.sampled_from(["accepted", "stale", "left_out"]), counts))
     left_out = draw(st.sampled_from([None, flags[3]]))
     threshold = draw(st.floats(min_value=0, allow_nan=False))
-    return Look(draw(times), draw(counts), stats, *flags[:3], weights, left_out, threshold)
+    return Look(draw(times), draw(counts), stats, *flags[:3], weights, left_out, threshold, draw(queues))
 
 
 def lines_of(tell):
@@ -152,6 +159,10 @@ BAD = {
     changed(LOOK, stats={"a": 0.5}): r"stats\[a\] must be a whole number",
     changed(LOOK, stats={str(k): 0 for k in range(101)}): "stats must be an object of at most 100 names",
     changed(LOOK, threshold=-1): "threshold must be a finite number",
+    changed(LOOK, queue=[6]): "queue must be null or an object with open, waiting, .*, got list",
+    changed(LOOK, queue={"open": 6}): "queue must be null or an object with open, ",
+    changed(LOOK, queue={**asdict(QUEUE), "paused": -1}): r"queue\[paused\] must be a whole number, 0 or more, got -1",
+    changed(LOOK, queue={**asdict(QUEUE), "longest_wait": "1"}): r"queue\[longest_wait\] must be a finite number",
     " " * (LONGEST_LINE + 1): "line must have at most",
 }
 

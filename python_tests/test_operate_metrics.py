@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.operate import KINDS, Look, Verdict, Watched
+from secureafl_ext.operate import KINDS, Look, Queue, Verdict, Watched
 from secureafl_ext.operate.json_log import look_fields, verdict_fields
 from secureafl_ext.operate.tracing import Traces
 from secureafl_ext.operate.verdict import UPLOADS
@@ -55,8 +55,9 @@ def make(device="cpu"):
 
 
 def test_metrics_are_those_of_the_server(prometheus, device):
-    metrics = prometheus.Prometheus()
+    metrics, queue = prometheus.Prometheus(), Queue(6, 3, 56, 0.5, 0, 1, 12)
     with Watched(make(device), [metrics], every=60) as server:
+        server.queue = lambda: queue
         rounds(server, device=device)
     value, stats, look = metrics.registry.get_sample_value, server.stats(), server.look()
     for kind in UPLOADS:
@@ -75,6 +76,9 @@ def test_metrics_are_those_of_the_server(prometheus, device):
     assert value("secureafl_threshold") == look.threshold
     assert value("secureafl_model_error") == 0.25
     assert abs(value("secureafl_look_timestamp_seconds") - look.at) < 60
+    for part in prometheus.PLACES:
+        assert value("secureafl_queue", {"part": part}) == getattr(queue, part)
+    assert value("secureafl_queue_bytes") == 3 * 56 and value("secureafl_queue_wait_seconds") == 0.5
     for client in range(N):
         assert value("secureafl_client_weight", {"client": str(client)}) == look.weights[client]
         assert value("secureafl_client_left_out", {"client": str(client)}) == look.left_out[client]

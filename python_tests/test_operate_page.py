@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from browser import BROWSER, Browser
 
-from secureafl_ext.operate import Look, Verdict, View, serve
+from secureafl_ext.operate import Look, Queue, Verdict, View, serve
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser or google-chrome on PATH")
 
 EVIL = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+QUEUE = Queue(open=6, waiting=3, model_bytes=2**20, longest_wait=12.34, to_ask=0, paused=1, places=12)
 TOKEN = "a-token-of-enough-length"
 READY = "window.secureafl && secureafl.state && !document.getElementById('heat-box').hidden"
 
@@ -30,7 +31,7 @@ def told(client, kind="accepted", ago=0.0, version=1):
 
 def look(n, without, version=1):
     some = np.ones(n, bool)
-    return Look(time.time(), version, {}, some, some, some, np.where(without, 0, 1 / n), without, 3.0)
+    return Look(time.time(), version, {}, some, some, some, np.where(without, 0, 1 / n), without, 3.0, QUEUE)
 
 
 def fleet(n, title=""):
@@ -82,6 +83,7 @@ FACTS = """(() => {
         overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
         charts: [...document.querySelectorAll(".chart canvas")].filter(isDrawn).length,
         maps: ["timeline", "heat"].filter(id => isDrawn(document.getElementById(id))),
+        queue: texts("#queue dd"),
         rows: texts("#rows tr td:first-child"), named: texts("#named b"), place: texts("#place")[0],
         foreign: document.querySelectorAll("img, main script, [onerror]").length, title: document.title,
         contrast: Math.min(...written.map(contrast)),
@@ -101,6 +103,7 @@ def test_the_page_fits_and_everything_is_drawn(browser, n, width, dark):
         facts = browser.value(FACTS)
     assert (facts["width"], facts["overflow"]) == (width, 0)
     assert facts["charts"] == 5 and facts["maps"] == ["timeline", "heat"]
+    assert facts["queue"] == ["6", "3", "12.3 s", "3 MiB", "3", "0", "1"]
     assert facts["contrast"] >= 4.5, "WCAG AA"
     assert facts["smallest"] >= 11
     order = [row["client"] for row in view.snapshot()["clients"]["rows"]][: len(facts["rows"])]

@@ -143,7 +143,7 @@ def test_once_prints_the_table_of_a_page_that_wants_a_token(capsys, monkeypatch)
         assert f"watch: {page.url} answered 401: it needs --token" in capsys.readouterr().err
         assert main.main(["watch", page.url, "--once", "--token", TOKEN]) == 0
         out = capsys.readouterr().out
-        assert "fleet version 1" in out and "[red]?[31m<b>" in out and "\x1b" not in out, "names steer no terminal"
+        assert "fleet version 1" in out and "[red] [31m<b>" in out and "\x1b" not in out, "names steer no terminal"
         monkeypatch.setenv("SECUREAFL_TOKEN", TOKEN)
         assert main.main(["watch", page.url, "--once"]) == 0
     capsys.readouterr()

@@ -8,7 +8,7 @@ import threading
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
-from .validation import shown
+from .validation import printable, shown
 
 _loaded: set[str] = set()
 _lock = threading.RLock()  # reentrant: a plug-in may make a server
@@ -39,6 +39,5 @@ def call_entry_point(point: EntryPoint) -> str | None:
     except (Exception, SystemExit) as error:  # a plug-in may raise anything, and must not end the program
         package = point.dist.name if point.dist else "unknown"
         text = " ".join(f"{type(error).__name__}: {error}"[:300].split())
-        why = "".join(character if character.isprintable() else "?" for character in text)
-        return f"plug-in {point.name!r} of the package {package!r} ({point.value}) is left out: {why}"
+        return f"plug-in {point.name!r} of the package {package!r} ({point.value}) is left out: {printable(text)}"
     return None

@@ -71,6 +71,16 @@ def shown(value: object) -> str:
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
+def printable(words: str, most: int | None = None, also: str = "") -> str:
+    """At most `most` characters, with a blank for each that would steer a terminal, break a line of a log or turn the
+    direction of writing. A client may choose its name and its reasons: all that is shown or logged passes here.
+
+    also: characters that stay
+    """
+    words = words[:most]
+    return words if words.isprintable() else "".join(c if c.isprintable() or c in also else " " for c in words)
+
+
 def check_start(caller: str, model: Tensor, clients: int) -> int:
     """Check the arguments that every server starts from. Returns clients as a plain number."""
     if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):

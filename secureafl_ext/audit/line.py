@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..operate.verdict import UPLOADS
-from ..validation import MOST, shown
+from ..validation import MOST, printable, shown
 
 FIRST = "0" * 64  # stands for the hash before the first line
 LONGEST = 2**16  # bytes of a line
@@ -104,8 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def one_line(text: str, most: int = LONGEST_NAME) -> str:
-    """A text of a client, bounded and printable: it cannot break a line or move a terminal's cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+    return printable(text, most).strip()
 
 
 def _check(about: dict[str, Any]) -> None:

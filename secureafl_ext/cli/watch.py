@@ -14,6 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from ..operate import View, serve
 from ..operate.follow import Follow
+from ..validation import printable
 from .errors import say
 
 POLL_SECONDS = 1.0
@@ -113,7 +114,8 @@ def table(state: Mapping[str, Any], trouble: str = "") -> Any:
     states = ", ".join(f"{count} {name}" for name, count in state["states"].items() if count)
     totals = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in state["totals"].items())
     head = f"{state['title']} version {state['version']}, {state['rate']:.1f} uploads/s\nclients: {states}\n{totals}"
-    result = Table(title=Text(printable(head.strip(), "\n")), caption=Text(printable(trouble)), title_justify="left")
+    title, caption = Text(printable(head.strip(), also="\n")), Text(printable(trouble))
+    result = Table(title=title, caption=caption, title_justify="left")
     numbers = "accepted", "rejected", "staleness", "factor", "weight", "left out"
     for name in ("client", "name", "state", *numbers, "named"):
         result.add_column(name, justify="right" if name in ("client", *numbers) else "left", overflow="ellipsis")
@@ -125,15 +127,10 @@ def table(state: Mapping[str, Any], trouble: str = "") -> Any:
         cells = [str(row["client"]), row["name"], row["state"], *counts, *values, share, named]
         # Text, not str: rich would obey [markup] in a name.
         result.add_row(
-            *(Text(printable(cell)) for cell in cells),
+            *(Text(printable(str(cell))) for cell in cells),
             style="red" if row["reason"] or row["state"] == "left out" else "",
         )
     return result
-
-
-def printable(text: object, also: str = "") -> str:
-    """A client may choose its name: nothing in it may steer the terminal."""
-    return "".join(each if each.isprintable() or each in also else "?" for each in str(text))
 
 
 def short(value: float | None) -> str:

@@ -5,8 +5,8 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("secureafl_ext.flower needs Flower: pip install 'secureafl_ext[flower]'") from missing
 
+from ..operate.verdict import Queue
 from .events import KINDS, Event
-from .inbox import Queue
 from .layout import GarbageError, Layout
 from .loop import Loop
 

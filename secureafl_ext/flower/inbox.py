@@ -1,4 +1,4 @@
-"""Open messages, the replies that are pulled from Flower's grid, and how many there are."""
+"""Open messages, and the replies that are pulled from Flower's grid."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,23 +7,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Queue:
-    """What a loop waits for, and what waits for it."""
-
-    open: int  # messages without a reply
-    waiting: int  # replies that wait for their turn
-    model_bytes: int  # that each of them holds
-    longest_wait: float  # seconds since the oldest of them came
-    to_ask: int  # nodes that get the model as soon as there is a place
-    paused: int  # nodes that wait after a failure
-    places: int  # `open` and `waiting` together are at most this
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self.waiting * self.model_bytes
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..operate.verdict import Queue
 from ..server.protocol import Server
 from . import recovery, replies, saved
 from .checks import check
 from .events import LEVELS, Event
-from .inbox import Answer, Inbox, Queue, Sent, longest_wait, train_message
+from .inbox import Answer, Inbox, Sent, longest_wait, train_message
 from .layout import GarbageError, Layout
 from .slots import Slots
 from .turns import Turns
@@ -258,7 +259,7 @@ class Loop:
         """Count an event, log it and pass it to `watch`. details: the other fields of Event"""
         slot = self.slots.of.get(node)
         self.tally.setdefault(None if slot is None else node, Counter())[kind] += 1
-        event = Event(kind, node, slot, self.server.version, replies.printable(reason), **details)
+        event = Event(kind, node, slot, self.server.version, replies.one_line(reason), **details)
         logger.log(LEVELS[kind], "%s: node %d, slot %s, version %d %s", kind, node, slot, event.version, event.reason)
         if self.watch:
             self.watch(event)

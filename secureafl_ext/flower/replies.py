@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
+from ..validation import printable
 from .layout import GarbageError, Layout
 
 # Flower's error codes of messages without a reply. Any other code is the client's own failure.
@@ -32,7 +33,7 @@ def error(reply: Message) -> tuple[str, str]:
     """(kind, reason) of a reply that is an error."""
     code, reason = reply.error.code, reply.error.reason
     kind = ERRORS.get(code, "failed") if isinstance(code, int) else "failed"
-    return kind, printable(reason) if isinstance(reason, str) else ""
+    return kind, one_line(reason) if isinstance(reason, str) else ""
 
 
 def trained(reply: Message, layout: Layout) -> Tensor:
@@ -70,9 +71,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
-def printable(text: str) -> str:
-    """One line of bounded length: it cannot move a terminal's cursor or begin another line of a log."""
+def one_line(text: str) -> str:
+    """At most LONGEST_TEXT characters: the begin and the end of the text."""
     if len(text) > LONGEST_TEXT:
         half = LONGEST_TEXT // 2 - 2
         text = f"{text[:half]} .. {text[-half:]}"
-    return "".join(c if c.isprintable() else " " for c in text).strip()
+    return printable(text).strip()

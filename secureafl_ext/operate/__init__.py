@@ -2,8 +2,8 @@
 
 from .observer import Observer
 from .serve import serve
-from .verdict import KINDS, Look, Verdict
+from .verdict import KINDS, Look, Queue, Verdict
 from .view import View
 from .watched import Watched
 
-__all__ = ["KINDS", "Look", "Observer", "Verdict", "View", "Watched", "serve"]
+__all__ = ["KINDS", "Look", "Observer", "Queue", "Verdict", "View", "Watched", "serve"]

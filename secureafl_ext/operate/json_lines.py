@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..validation import MOST, converted, number, or_none, shown, text, whole
-from .verdict import KINDS, Look, Verdict
+from .verdict import KINDS, Look, Queue, Verdict
 from .watched import Evaluation
 
 LONGEST_NAME, LONGEST_REASON = 100, 500  # characters
@@ -112,6 +112,7 @@ def read_look(fields: dict[str, Any]) -> Look:
         weights=read_weights(fields, n),
         left_out=None if given(fields, "left_out") is None else read_list(fields, "left_out", n, n),
         threshold=math.inf if threshold is None else threshold,
+        queue=read_queue(fields),
     )
 
 
@@ -150,6 +151,22 @@ def read_stats(fields: dict[str, Any]) -> dict[str, int]:
         name: converted("read_line", f"stats[{name}]", value, whole, f"a whole number from 0 to {MOST}", not_negative)
         for name, value in stats.items()
     }
+
+
+def read_queue(fields: dict[str, Any]) -> Queue | None:
+    """Lines of version 0.1 have none."""
+    queue = fields.get("queue")
+    if queue is None:
+        return None
+    names = Queue.__dataclass_fields__
+    if not isinstance(queue, dict) or not queue.keys() >= names.keys():
+        raise ValueError(f"read_line: queue must be null or an object with {', '.join(names)}, got {shown(queue)}")
+
+    def part(name: str) -> Any:
+        convert, expected = (number, "a finite number") if name == "longest_wait" else (whole, "a whole number")
+        return converted("read_line", f"queue[{name}]", queue[name], convert, f"{expected}, 0 or more", not_negative)
+
+    return Queue(**{name: part(name) for name in names})
 
 
 def read_evaluation(fields: dict[str, Any]) -> Evaluation:

@@ -6,10 +6,11 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..validation import converted, shown, whole
+from ..validation import converted, printable, shown, whole
 from .json_lines import LONGEST_NAME, LONGEST_REASON, Dropped, read_line
 from .observer import Observer
 from .verdict import Look, Verdict
@@ -130,15 +131,10 @@ def look_fields(look: Look) -> dict[str, Any]:
         "present": look.present.astype(int).tolist(),
         "weights": [finite(float(f"{weight:.6g}")) for weight in look.weights.tolist()],
         "left_out": None if look.left_out is None else look.left_out.astype(int).tolist(),
+        "queue": None if look.queue is None else asdict(look.queue),
     }
 
 
 def finite(value: float | None) -> float | None:
     """JSON has no other numbers."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def printable(words: str, most: int) -> str:
-    """Without what would steer a terminal or turn the direction of writing, and not longer than `most`."""
-    words = words[:most]
-    return words if words.isprintable() else "".join(c if c.isprintable() else " " for c in words)

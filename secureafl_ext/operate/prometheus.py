@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from ..validation import converted, text, whole
 from .observer import Observer
-from .verdict import EVENTS, UPLOADS, Look, Verdict
+from .verdict import EVENTS, UPLOADS, Look, Queue, Verdict
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 logger = logging.getLogger(__name__)
 
+PLACES = ("open", "waiting", "to_ask", "paused", "places")  # fields of Queue
 STATES = ("present", "on_probation", "expired", "left_out")  # of SecureAFL.stats()
 FACTORS = tuple(digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5))
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
@@ -54,6 +55,10 @@ class Prometheus(Observer):
         self._counts |= {kind: events.labels(kind) for kind in EVENTS}
         self._factors = {kind: factor.labels(kind) for kind in ("accepted", "rejected")}
         self._states = {state: states.labels(state) for state in STATES}
+        queue = self._add(Gauge, "queue", "What the Flower loop waits for, and what waits for it", ["part"])
+        self._queue = {part: queue.labels(part) for part in PLACES}
+        self._held = self._add(Gauge, "queue_bytes", "Memory of the replies that wait for their turn")
+        self._wait = self._add(Gauge, "queue_wait_seconds", "Time that the oldest of them has waited")
         self._staleness = self._add(Histogram, "staleness", "Rounds that an upload is late by", buckets=STALENESS)
         self._seconds = self._add(Histogram, "submit_seconds", "Time of submit on the host", buckets=SECONDS)
         self._version = self._add(Gauge, "version", "Version of the model: rounds so far")
@@ -64,7 +69,8 @@ class Prometheus(Observer):
         self._of_client = self._add(Counter, "client_uploads", "Uploads of one client by verdict", ["client", "kind"])
         self._weight = self._add(Gauge, "client_weight", "Weight of a client in the next step", ["client"])
         self._left_out = self._add(Gauge, "client_left_out", "1: present, with almost no weight", ["client"])
-        for gauge in (*self._states.values(), self._threshold, self._error):
+        of_looks = *self._states.values(), *self._queue.values(), self._held, self._wait, self._threshold
+        for gauge in (*of_looks, self._error):
             gauge.set(math.nan)  # not known yet
         self._endpoint: Endpoint | None = None
         self._thread: threading.Thread | None = None
@@ -129,11 +135,19 @@ class Prometheus(Observer):
         self._version.set(look.version)
         self._threshold.set(look.threshold)
         self._looked.set(look.at)
+        if look.queue is not None:
+            self._look_at_queue(look.queue)
         for client, weight in enumerate(look.weights[: self.clients].tolist()):
             self._weight.labels(client).set(weight)
         if look.left_out is not None:
             for client, left_out in enumerate(look.left_out[: self.clients].tolist()):
                 self._left_out.labels(client).set(left_out)
+
+    def _look_at_queue(self, queue: Queue) -> None:
+        for part, gauge in self._queue.items():
+            gauge.set(getattr(queue, part))
+        self._held.set(queue.waiting_bytes)
+        self._wait.set(queue.longest_wait)
 
     def evaluated(self, at: float, version: int, error: float) -> None:
         self._error.set(error)

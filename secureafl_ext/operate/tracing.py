@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .json_log import LONGEST_REASON, printable
+from ..validation import printable
+from .json_lines import LONGEST_REASON
 from .observer import Observer
 from .verdict import UPLOADS, Verdict
 

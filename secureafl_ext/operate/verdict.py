@@ -1,4 +1,4 @@
-"""Verdict: what happened to one upload or with one client. Look: all clients at one time. Views are made of these."""
+"""Verdict: what happened to one upload or with one client. Look: all clients at one time. Observers are told these."""
 
 from dataclasses import dataclass
 
@@ -41,6 +41,23 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """What a Flower loop waits for, and what waits for it."""
+
+    open: int  # messages without a reply
+    waiting: int  # replies that wait for their turn
+    model_bytes: int  # that each of them holds
+    longest_wait: float  # seconds since the oldest of them came
+    to_ask: int  # nodes that get the model as soon as there is a place
+    paused: int  # nodes that wait after a failure
+    places: int  # `open` and `waiting` together are at most this
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.waiting * self.model_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """All clients at one time. Arrays have one entry per client."""
 
@@ -53,3 +70,4 @@ class Look:
     weights: np.ndarray  # (n) float64 of the remembered updates in the next step
     left_out: np.ndarray | None  # (n) bool: present, with almost no weight; None if the rule has no weights
     threshold: float  # the largest factor that would be accepted now; inf if any would
+    queue: Queue | None = None  # of the Flower loop, if the server is in one

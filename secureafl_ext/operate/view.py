@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from .buckets import Buckets, is_time
 from .fleet import CODES, LONGEST_TEXT, MOST_CLIENTS, STATES, Fleet, finite
 from .observer import Observer
-from .verdict import KINDS, UPLOADS, Look, Verdict
+from .verdict import KINDS, UPLOADS, Look, Queue, Verdict
 
 TIMELINE = 4_000  # verdicts
 MOST_ERRORS = 400  # evaluations; then every second one stays
@@ -47,6 +48,7 @@ class View(Observer):
         self._compared_at = 0.0
         self._threshold: float | None = None
         self._weighs: bool | None = None  # whether the rule can leave clients out; None: no look yet
+        self._queue: Queue | None = None
         self._ended = False
 
     # As an observer
@@ -67,6 +69,7 @@ class View(Observer):
             self._changed(look.at, look.version)
             self._weighs = look.left_out is not None
             self._threshold = finite(look.threshold)
+            self._queue = look.queue
             self.fleet.look(look)
             self._name(look.at, look.version)
             i, states = self._series.bucket(look.at), self._states()
@@ -162,6 +165,7 @@ class View(Observer):
                 "damaged": self._damaged,
                 "threshold": self._threshold,
                 "weighs": self._weighs,
+                "queue": self._queue and {**asdict(self._queue), "waiting_bytes": self._queue.waiting_bytes},
                 "states": states,
                 "series": self._series_data(),
                 "errors": {

@@ -5,8 +5,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..server.receipt import Receipt
 from .observer import Observer
-from .verdict import EVENTS, Look, Verdict
+from .verdict import EVENTS, Look, Queue, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Watched:
     server: SecureAFL, or another `Server`    observers: told in this order
     every: seconds between two looks at all clients; 0: none    names: client -> its name outside of the server
     A look takes as long as `server.weights()`, and a `submit` at the same time waits for it.
+    queue: set it to `loop.queue` if the server is in a Flower loop, and every look tells about it
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Watched:
             raise ValueError(f"Watched: every must be a finite number of seconds, 0 or more, got {every}")
         self.server, self.observers, self.every = server, list(observers), every
         self.names = dict(names or {})
+        self.queue: Callable[[], Queue] | None = None
         self._waiting: queue.SimpleQueue[Upload | Verdict | Evaluation | None] = queue.SimpleQueue()
         self._dropped = 0
         self._told = threading.Condition()
@@ -141,7 +143,8 @@ class Watched:
 
     def look(self) -> Look:
         """All clients now. Waits for the device."""
-        return look_at(self.server)
+        look = look_at(self.server)
+        return replace(look, queue=self.queue()) if self.queue else look
 
     def similarity(self, clients: Sequence[int]) -> np.ndarray | None:
         """As the function `similarity`."""

@@ -1,25 +1,26 @@
-"""The server with a live page and metrics, where the run asks for them."""
+"""The server with an audit log, a live page and metrics, where the run asks for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-from secureafl_ext import SecureAFL
-from secureafl_ext.flower import Event
+from secureafl_ext.audit import Audited
 from secureafl_ext.operate import Observer, View, Watched, serve
 
 
-@contextmanager
-def observed(
-    server: Any, tell: Callable[[Event], None], metrics: str, port: int
-) -> Iterator[tuple[Any, Callable[[Event], None], Callable[[float], None]]]:
-    """(the server, who gets its events, who gets an error)
+def audited(server: Any, folder: Path, keep: str, resume: bool) -> Any:
+    """The server, whose calls go into a log if `keep` says which updates the log keeps: "nothing", "recent", "all"."""
+    if not keep:
+        return server
+    if not resume and any(folder.glob("*")):
+        raise ValueError(f"audit: {folder} has the log of an earlier run; set resume=true, or another out")
+    return Audited(server, folder, keep=keep)
 
-    metrics: HOST:PORT that Prometheus scrapes, or ""    port: of the live page on loopback, or 0
-    """
-    if not (metrics or port):
-        yield server, tell, lambda error: None
-        return
+
+@contextmanager
+def observed(server: Any, metrics: str, port: int) -> Iterator[Watched]:
+    """metrics: HOST:PORT that Prometheus scrapes, or ""    port: of the live page on loopback, or 0"""
     view, observers = View("attacked"), list[Observer]()
     if port:
         observers.append(view)
@@ -30,15 +31,10 @@ def observed(
         prometheus = Prometheus()
         print(f"metrics: {prometheus.serve(int(number), host)}", flush=True)
         observers.append(prometheus)
-    every = 2.0 if isinstance(server, SecureAFL) else 0  # other defenses cannot tell about all clients at once
+    looks = observers and hasattr(server, "live")  # other defenses cannot tell about all clients at once
     with ExitStack() as open_until_the_end:
-        watched = open_until_the_end.enter_context(Watched(server, observers, every=every))
+        watched = open_until_the_end.enter_context(Watched(server, observers, every=2.0 if looks else 0))
         if port:
             page = open_until_the_end.enter_context(serve(view, watched, port=port))
             print(f"live page: {page.url}", flush=True)
-
-        def tell_both(event: Event) -> None:
-            tell(event)
-            watched.event(event)
-
-        yield watched, tell_both, watched.evaluated
+        yield watched

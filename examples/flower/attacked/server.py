@@ -15,7 +15,7 @@ from secureafl_ext.defenses import DEFENSES, make
 from secureafl_ext.flower import Event, Layout, Loop
 
 from . import task
-from .observed import observed
+from .observed import audited, observed
 
 app = ServerApp()
 SHOWN = ("client", "malicious")  # metrics in the table at the end
@@ -28,16 +28,21 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(run["out"])).expanduser().resolve() / str(run["defense"])
     out.mkdir(parents=True, exist_ok=True)
     file = out / "server.safetensors"
-    if not run["resume"]:
-        file.unlink(missing_ok=True)
 
     state = task.start()
     layout = Layout(state)
     trusted = task.trusted() if DEFENSES[run["defense"]].needs_trusted else None
     flat = layout.flatten(state)
-    server = make(run["defense"], flat, run["capacity"], run["lr"], run["max-staleness"], trusted)
-    about = str(run["metrics"]), int(run["watch-port"])
-    with Log(out, file.exists()) as log, observed(server, log.event, *about) as (server, tell, evaluated):
+    plain = make(run["defense"], flat, run["capacity"], run["lr"], run["max-staleness"], trusted)
+    logged = audited(plain, out / "audit", str(run["audit"]), bool(run["resume"]))
+    if not run["resume"]:
+        file.unlink(missing_ok=True)
+    with Log(out, file.exists()) as log, observed(logged, str(run["metrics"]), int(run["watch-port"])) as server:
+
+        def tell(event: Event) -> None:
+            log.event(event)
+            server.event(event)
+
         loop = Loop(
             grid,
             server,
@@ -49,13 +54,14 @@ def main(grid: Grid, context: Context) -> None:
             checkpoint=file,
             every=run["checkpoint-every"],
         )
+        server.queue = loop.queue
         print(f"{run['defense']} at version {server.version}, room for {run['capacity']} clients", flush=True)
         stretch = -(-run["updates"] // run["evaluations"])
         while server.version < run["updates"]:
             loop.run(min(run["updates"], server.version - server.version % stretch + stretch))
             error = task.error(server.model)
             log.point(server.version, error)
-            evaluated(error)
+            server.evaluated(error)
         log.table(loop)
     draw(out.parent)
     print(f"curve, events and checkpoint: {out}; all curves: {out.parent / 'curves.png'}", flush=True)

@@ -76,6 +76,11 @@ function showStatus(error) {
   }
 }
 
+function bytes(count) {
+  const power = Math.min(4, Math.floor(Math.log2(Math.max(1, count)) / 10));
+  return `${short(count / 1024 ** power)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
 function duration(seconds) {
   if (seconds < 120) return `${seconds} s`;
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
@@ -90,6 +95,7 @@ async function show(state, isMore) {
   addDots(state.timeline, isMore && !restarted);
   showNotes(state);
   showTiles(state);
+  showQueue(state.queue);
   showNamed(state);
   showCharts(state);
   showTimeline();
@@ -114,7 +120,22 @@ function showTiles(state) {
     ["on probation", states["on probation"]], ["expired or left", states.expired + states.left],
     ["threshold", isNumber(state.threshold) ? short(state.threshold) : null], ["test error", isNumber(last) ? short(last) : null],
   ];
-  get("tiles").replaceChildren(...tiles.filter(([, value]) => value !== null).map(([name, value, className]) => {
+  fillTiles("tiles", tiles.filter(([, value]) => value !== null));
+}
+
+function showQueue(queue) {
+  get("queue-box").hidden = !queue;
+  if (!queue) return;
+  fillTiles("queue", [
+    ["messages without a reply", queue.open], ["replies that wait", queue.waiting],
+    ["longest wait", duration(Math.round(10 * queue.longest_wait) / 10)], ["memory of replies", bytes(queue.waiting_bytes)],
+    ["free places", Math.max(0, queue.places - queue.open - queue.waiting)],
+    ["nodes to ask", queue.to_ask], ["nodes that pause after a failure", queue.paused],
+  ]);
+}
+
+function fillTiles(id, tiles) {
+  get(id).replaceChildren(...tiles.map(([name, value, className]) => {
     const box = make("div", "", className && value ? className : "");
     box.append(make("dt", name), make("dd", isNumber(value) ? value.toLocaleString("en") : value));
     return box;

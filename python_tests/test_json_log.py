@@ -21,7 +21,7 @@ from secureafl_ext.validation import printable
 VERDICT = Verdict(1.5, "accepted", 3, "node 7", 12, staleness=2, factor=0.5, seconds=0.01, reason="accepted")
 QUEUE = Queue(open=6, waiting=3, model_bytes=56, longest_wait=0.5, to_ask=0, paused=1, places=12)
 FLAGS = np.array([True, False])
-LOOK = Look(2.5, 12, {"accepted": 3}, FLAGS, FLAGS, FLAGS, np.array([0.25, 0.75]), FLAGS, math.inf, QUEUE)
+LOOK = Look(2.5, 12, {"accepted": 3}, FLAGS, FLAGS, FLAGS, np.array([0.25, 0.75]), FLAGS, math.inf, queue=QUEUE)
 
 times = st.floats(0, 1e11)
 counts = st.integers(0, 2**53)
@@ -49,11 +49,13 @@ verdicts = st.builds(
 def looks(draw):
     n = draw(st.integers(0, 20))
     flags = [np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=bool) for _ in range(4)]
-    weights = np.array(draw(st.lists(st.floats(width=32), min_size=n, max_size=n)), dtype=np.float64)
+    numbers = st.lists(st.floats(width=32), min_size=n, max_size=n).map(lambda some: np.array(some, dtype=np.float64))
+    agreement = {name: draw(st.none() | numbers) for name in ("with_others", "with_itself")}
     stats = draw(st.dictionaries(st.sampled_from(["accepted", "stale", "left_out"]), counts))
     left_out = draw(st.sampled_from([None, flags[3]]))
     threshold = draw(st.floats(min_value=0, allow_nan=False))
-    return Look(draw(times), draw(counts), stats, *flags[:3], weights, left_out, threshold, draw(queues))
+    about = {**agreement, "queue": draw(queues)}
+    return Look(draw(times), draw(counts), stats, *flags[:3], draw(numbers), left_out, threshold, **about)
 
 
 def lines_of(tell):
@@ -93,14 +95,18 @@ def test_verdicts_are_read_back(batch):
 def test_looks_are_read_back(look):
     (line,) = lines_of(lambda log: log.look(look))
     again = read_line(line)
-    for name in ("at", "version", "stats", "threshold"):
+    for name in ("at", "version", "stats", "threshold", "queue"):
         assert getattr(again, name) == getattr(look, name)
     for name in ("seen", "live", "present"):
         assert np.array_equal(getattr(again, name), getattr(look, name)) and getattr(again, name).dtype == bool
     assert (again.left_out is None) == (look.left_out is None)
     assert look.left_out is None or np.array_equal(again.left_out, look.left_out)
-    weights = np.where(np.isfinite(look.weights), look.weights, np.nan)
-    assert np.allclose(again.weights, weights, rtol=1e-5, atol=0, equal_nan=True) and again.weights.dtype == np.float64
+    for name in ("weights", "with_others", "with_itself"):
+        got, told = getattr(again, name), getattr(look, name)
+        assert (got is None) == (told is None)
+        if told is not None:
+            finite = np.where(np.isfinite(told), told, np.nan)
+            assert np.allclose(got, finite, rtol=1e-5, atol=0, equal_nan=True) and got.dtype == np.float64
 
 
 @settings(deadline=None, max_examples=50)
@@ -159,6 +165,8 @@ BAD = {
     changed(LOOK, stats={"a": 0.5}): r"stats\[a\] must be a whole number",
     changed(LOOK, stats={str(k): 0 for k in range(101)}): "stats must be an object of at most 100 names",
     changed(LOOK, threshold=-1): "threshold must be a finite number",
+    changed(LOOK, with_others=[0.5]): "with_others must be a list of 2 finite numbers or null",
+    changed(LOOK, with_itself="no"): "with_itself must be a list of 2",
     changed(LOOK, queue=[6]): "queue must be null or an object with open, waiting, .*, got list",
     changed(LOOK, queue={"open": 6}): "queue must be null or an object with open, ",
     changed(LOOK, queue={**asdict(QUEUE), "paused": -1}): r"queue\[paused\] must be a whole number, 0 or more, got -1",

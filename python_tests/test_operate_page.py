@@ -31,7 +31,7 @@ def told(client, kind="accepted", ago=0.0, version=1):
 
 def look(n, without, version=1):
     some = np.ones(n, bool)
-    return Look(time.time(), version, {}, some, some, some, np.where(without, 0, 1 / n), without, 3.0, QUEUE)
+    return Look(time.time(), version, {}, some, some, some, np.where(without, 0, 1 / n), without, 3.0, queue=QUEUE)
 
 
 def fleet(n, title=""):

@@ -19,11 +19,12 @@ def told(client, kind="accepted", at=1000.0, **more):
     return Verdict(at, kind, client, **{"who": "", "version": 1, "staleness": 2, "factor": 1.5, **more})
 
 
-def looked(n, left_out=(), at=1000.0, version=5, weights=None, **masks):
+def looked(n, left_out=(), at=1000.0, version=5, weights=None, with_others=None, with_itself=None, **masks):
     without = np.isin(np.arange(n), list(left_out))
     given = {name: np.asarray(masks.get(name, np.ones(n, bool))) for name in ("seen", "live", "present")}
     weights = np.where(without, 0.0, 1 / n) if weights is None else np.asarray(weights)
-    return Look(at, version, {}, **given, weights=weights, left_out=without, threshold=math.inf)
+    agreement = {"with_others": with_others, "with_itself": with_itself}
+    return Look(at, version, {}, **given, weights=weights, left_out=without, threshold=math.inf, **agreement)
 
 
 def plain(view, **arguments):
@@ -88,6 +89,33 @@ def test_a_client_is_named_when_its_weight_is_low_for_ten_looks():
     for k in range(20):
         view.look(looked(6, at=2000.0 + k))
     assert [moment["now"] for moment in plain(view)["named"]] == [False] and view.client(2)["named_at"] == 1009.0
+
+
+def agreeing(looks, **agreement):
+    """A view after so many looks. agreement: with_others, with_itself"""
+    view, n = View(), len(next(iter(agreement.values())))
+    for k in range(looks):
+        view.look(looked(n, at=1000.0 + k, **{name: np.array(values) for name, values in agreement.items()}))
+    return view, {moment["client"]: moment["why"] for moment in plain(view)["named"]}
+
+
+def test_a_client_is_named_when_its_updates_point_against_the_others():
+    others = [0.3, 0.2, 0.1, 0.25, -0.5, 0.0, math.nan, 0.15]
+    assert agreeing(9, with_others=others)[1] == {}, "nine looks are too few"
+    view, named = agreeing(10, with_others=others)
+    assert named == {4: "its updates point against those of the others, cosine -0.50"} and order(view)[0] == 4
+    assert view.client(4)["with_others"] == -0.5 and view.client(6)["with_others"] is None
+
+
+@pytest.mark.parametrize("others", [[-0.3] * 8, [0.3, -0.3] * 4, [0.2] * 7 + [-0.19]], ids=["all", "half", "little"])
+def test_nobody_is_named_where_the_fleet_disagrees(others):
+    """Data that differ much, or a model that has converged: no majority that somebody could be against."""
+    assert agreeing(30, with_others=others)[1] == {}
+
+
+def test_a_client_is_named_when_its_updates_have_no_direction():
+    _, named = agreeing(10, with_itself=[1.0, 0.5, 1.2, 0.05, 0.31, math.nan])
+    assert named == {3: "its updates have no direction in common, mean norm 0.05 of the median client's"}
 
 
 def rounds(view, shares, start, count=40):

@@ -10,6 +10,7 @@ import torch
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.operate import KINDS, Observer, Watched, watched
+from secureafl_ext.operate.look import agreement
 
 N, D = 6, 8
 
@@ -81,7 +82,33 @@ def test_a_look_has_every_client(device):
     assert 0.9 < look.weights.sum() < 1.1 and look.left_out.dtype == bool and look.threshold > 0
     cosines = server.similarity([0, 1, 3])
     assert cosines.shape == (3, 3) and np.allclose(np.diag(cosines), 1) and cosines[0, 1] > 0.9
-    assert Watched(make(device), [], every=0).similarity([0, 1]) is None
+    plain = Watched(make(device), [], every=0)
+    assert plain.similarity([0, 1]) is None and plain.look().with_others is None
+
+
+@pytest.mark.parametrize("n", [8, 600])
+def test_agreement_is_that_of_the_mean_updates(device, n):
+    """600 clients: more than one block of rows. The last three: with one upload, only noise, and not present."""
+    updates = torch.randn(n, 40, generator=torch.Generator().manual_seed(1)).double() + 1
+    updates[3] *= -2
+    means = updates @ updates.T
+    means[-3] = means[:, -3] = 0
+    means[-2, -2] = 1e-6
+    present = torch.arange(n) != n - 1
+    with_others, with_itself = agreement(means.to(device), present.to(device))
+    good, norms = updates[:-3], updates.norm(dim=1)[:-3]
+    unit = good / norms[:, None]
+    rest = unit.sum(0) - unit
+    assert np.allclose(with_others[:-3], (unit * rest).sum(1) / rest.norm(dim=1))
+    assert np.isnan(with_others[-3:]).all() and with_others[3] < 0 < np.median(with_others[:-3])
+    middle = torch.cat([norms, torch.tensor([1e-3]).double()]).median()
+    assert np.allclose(with_itself[:-3], norms / middle)
+    assert np.isnan(with_itself[[-3, -1]]).all() and with_itself[-2] < 0.01
+
+
+def test_agreement_of_nobody_is_not_known(device):
+    with_others, with_itself = agreement(torch.zeros(3, 3, device=device).double(), torch.ones(3, device=device).bool())
+    assert np.isnan(with_others).all() and np.isnan(with_itself).all()
 
 
 def test_names_events_and_evaluations():

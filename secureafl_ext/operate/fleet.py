@@ -14,9 +14,13 @@ LONGEST_TEXT = 120  # characters of a name or a reason
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
 # When a client is named. A single look leaves out an honest client now and then, and the filter rejects some honest
-# uploads by design. So: a low mean weight over several looks, or far more refused uploads than the median client has.
-LOOKS = 10  # that the mean weight is over, roughly; a client with fewer is not judged by it
-LOW = 0.6  # times the median of the mean weights
+# uploads by design. So: means over several looks, or far more refused uploads than the median client has.
+# docs/guides/watch.md has how soon these bounds name attackers, and how many honest clients (bench/naming.py).
+LOOKS = 10  # that a mean is over, roughly; a client with fewer is not judged by it
+LOW = 0.1  # times the median of the mean weights
+AGAINST = -0.2  # cosine with the others, and this many standard deviations below the median client's:
+APART = 3.0
+NOISY = 0.3  # norm of the mean update, 1 being the median client's
 LATELY = 50  # uploads that count for this, roughly: weights fall by 1 / LATELY with each
 FEWEST = 8  # of them
 USUAL = 0.05  # share of refused uploads, at least, that is taken for the median client's
@@ -25,7 +29,9 @@ SPREADS = 4.0  # and this many standard deviations of a binomial distribution ab
 STATES = ("left out", "counts", "on probation", "expired", "left", "new")  # new: no look has seen it yet
 LEFT_OUT, COUNTS, PROBATION, EXPIRED, LEFT, NEW = range(len(STATES))
 
-SUMS = ("staleness_sum", "mean_weight", "lately", "lately_refused")  # begin at 0; other floats are unknown at first
+WEIGHT, OTHERS, ITSELF = range(3)  # columns of `means`
+IS_LOW, IS_AGAINST, IS_NOISY, IS_REFUSED = range(4)  # columns of `why`
+SUMS = ("staleness_sum", "means", "lately", "lately_refused")  # begin at 0; other floats are unknown at first
 
 Entry = tuple[float, int, int, int | None, float | None, str]  # at, code, version, staleness, factor, reason
 
@@ -37,13 +43,14 @@ class Fleet:
         self.counts = np.zeros((0, len(KINDS)), np.int64)
         self.staleness_sum, self.staleness_count = np.zeros(0), np.zeros(0, np.int64)
         self.factor, self.weight, self.last_at = np.full(0, np.nan), np.full(0, np.nan), np.full(0, np.nan)
+        self.with_others = np.full(0, np.nan)
         self.state = np.full(0, NEW, np.int8)
         self.has_left = np.zeros(0, bool)  # told so, and no upload since
         self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
-        self.mean_weight = np.zeros(0)  # in the last looks, times the number of clients that count
-        self.low = np.zeros(0, bool)  # its weight has been for several looks
+        # In the last looks: weight times the number of clients that count, with_others, with_itself
+        self.means, self.mean_looks = np.zeros((0, 3)), np.zeros((0, 3), np.int64)
         self.lately, self.lately_refused = np.zeros(0), np.zeros(0)  # uploads, by weight
-        self.often = np.zeros(0, bool)  # refused far more often than others
+        self.why = np.zeros((0, 4), bool)  # reasons to name it now
         self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)
         self.names: list[str] = []
         self.histories: dict[int, deque[Entry]] = {}
@@ -101,9 +108,11 @@ class Fleet:
         n = min(len(look.seen), MOST_CLIENTS)
         masks = look.seen, look.live, look.present, np.zeros(n, bool) if look.left_out is None else look.left_out
         seen, live, present, without = (np.asarray(mask, bool)[:n] for mask in masks)
-        weights = np.asarray(look.weights, float)[:n]
-        if any(values.shape != (n,) for values in (live, present, without, weights)):
-            got = [len(values) for values in (seen, live, present, weights, without)]
+        given = look.weights, look.with_others, look.with_itself
+        numbers = [np.full(n, np.nan) if values is None else np.asarray(values, float)[:n] for values in given]
+        weights, with_others, with_itself = numbers
+        if any(values.shape != (n,) for values in (live, present, without, *numbers)):
+            got = [len(values) for values in (seen, live, present, without, *numbers)]
             raise ValueError(f"View.look: look must have one entry per client in every array, got {got}")
         self.grow(n)
         choices = [without, present, live, seen & self.has_left[:n], seen]
@@ -112,8 +121,12 @@ class Fleet:
         self.weight[:n] = np.where(seen, weights, np.nan)
         self.looks[:n] += present
         self.looks_out[:n] += without
-        step = (np.nan_to_num(weights) * present.sum() - self.mean_weight[:n]) / np.clip(self.looks[:n], 1, LOOKS)
-        self.mean_weight[:n] += np.where(present, step, 0)
+        now = np.stack([weights * present.sum(), with_others, with_itself], 1)  # (n, 3)
+        known = present[:, None] & np.isfinite(now)
+        self.with_others[:n] = np.where(known[:, OTHERS], now[:, OTHERS], np.nan)
+        self.mean_looks[:n] += known
+        step = (now - self.means[:n]) / np.clip(self.mean_looks[:n], 1, LOOKS)
+        self.means[:n] += np.where(known, step, 0)
 
     def name(self, at: float, version: int) -> list[int]:
         """Compare the clients. Returns those that are named now, for the first time."""
@@ -122,18 +135,28 @@ class Fleet:
         enough = n >= FEWEST * (1 - 1 / LATELY) ** FEWEST
         usual = np.clip(np.median(share[enough]), USUAL, 1 - USUAL) if enough.any() else 1 - USUAL
         is_far = refused - n * usual > SPREADS * np.sqrt(n * usual * (1 - usual))
-        self.often = enough & (share > TIMES * usual) & is_far
-        counts = (self.state <= COUNTS) & (self.looks >= LOOKS)
-        self.low = counts & (self.mean_weight < LOW * np.median(self.mean_weight[counts])) if counts.any() else counts
-        first = np.flatnonzero((self.often | self.low) & np.isnan(self.named_at))
+        self.why[:, IS_REFUSED] = enough & (share > TIMES * usual) & is_far
+        judged = (self.state <= COUNTS)[:, None] & (self.mean_looks >= LOOKS)  # (n, 3)
+        weight, others, itself = self.means.T
+        middle, spread = middle_of(weight[judged[:, WEIGHT]])
+        self.why[:, IS_LOW] = judged[:, WEIGHT] & (weight < LOW * middle)
+        middle, spread = middle_of(others[judged[:, OTHERS]])
+        self.why[:, IS_AGAINST] = judged[:, OTHERS] & (others < min(AGAINST, middle - APART * spread))
+        self.why[:, IS_NOISY] = judged[:, ITSELF] & (itself < NOISY)
+        first = np.flatnonzero(self.why.any(1) & np.isnan(self.named_at))
         self.named_at[first], self.named_version[first] = at, version
         return first.tolist()
 
     def reason(self, client: int) -> str:
         """Why a client is under suspicion now; "" if it is not."""
-        if self.low[client]:
-            return f"its weight is {self.mean_weight[client]:.2f} of the mean"
-        if self.often[client]:
+        weight, others, itself = self.means[client].tolist()
+        if self.why[client, IS_LOW]:
+            return f"its weight is {weight:.2f} of the mean"
+        if self.why[client, IS_AGAINST]:
+            return f"its updates point against those of the others, cosine {others:.2f}"
+        if self.why[client, IS_NOISY]:
+            return f"its updates have no direction in common, mean norm {itself:.2f} of the median client's"
+        if self.why[client, IS_REFUSED]:
             return f"{self.lately_refused[client] / self.lately[client]:.0%} of its last uploads were refused"
         return ""
 
@@ -152,7 +175,7 @@ class Fleet:
         weight[self.state[clients] != COUNTS] = np.inf  # nobody else has one
         # lexsort sorts by the last key first.
         is_out = self.state[clients] == LEFT_OUT
-        has_reason = self.low[clients] | self.often[clients]
+        has_reason = self.why[clients].any(1)
         return clients[np.lexsort((clients, weight, -refused, -left_out, ~is_out, ~has_reason))]
 
     def search(self, clients: np.ndarray, text: str) -> np.ndarray:
@@ -178,6 +201,7 @@ class Fleet:
             "staleness": float(self.staleness_sum[client]) / uploads if uploads else None,
             "factor": finite(self.factor[client]),
             "weight": finite(self.weight[client]),
+            "with_others": finite(self.with_others[client]),
             "left_out": int(self.looks_out[client]) / int(self.looks[client]) if self.looks[client] else None,
             "named_at": named,
             "named_version": None if named is None else int(self.named_version[client]),
@@ -204,6 +228,14 @@ class Fleet:
                 getattr(self, name)[client] = values[0]
         self.names[client] = ""
         self.histories.pop(client, None)
+
+
+def middle_of(values: np.ndarray) -> tuple[float, float]:
+    """The median, and a standard deviation that a minority cannot enlarge: of the distances from the median."""
+    if not len(values):
+        return 0.0, 0.0
+    middle = float(np.median(values))
+    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
 
 
 def finite(value: float) -> float | None:

@@ -109,9 +109,12 @@ def read_look(fields: dict[str, Any]) -> Look:
         seen=seen,
         live=read_list(fields, "live", n, n),
         present=read_list(fields, "present", n, n),
-        weights=read_weights(fields, n),
+        weights=read_numbers(fields, "weights", n),
         left_out=None if given(fields, "left_out") is None else read_list(fields, "left_out", n, n),
         threshold=math.inf if threshold is None else threshold,
+        # Lines of version 0.1 have none of these.
+        with_others=read_numbers(fields, "with_others", n) if fields.get("with_others") is not None else None,
+        with_itself=read_numbers(fields, "with_itself", n) if fields.get("with_itself") is not None else None,
         queue=read_queue(fields),
     )
 
@@ -130,17 +133,17 @@ def read_list(fields: dict[str, Any], name: str, most: int, least: int = 0) -> n
     return np.array(values, dtype=bool)
 
 
-def read_weights(fields: dict[str, Any], n: int) -> np.ndarray:
+def read_numbers(fields: dict[str, Any], name: str, n: int) -> np.ndarray:
     """(n) float64, NaN for null"""
-    values = given(fields, "weights")
+    values = given(fields, name)
     if isinstance(values, list) and len(values) == n and set(map(type, values)) <= {int, float, type(None)}:
         try:
-            weights = np.array(values, dtype=np.float64)
+            numbers = np.array(values, dtype=np.float64)
         except OverflowError:
-            weights = np.array([math.inf])
-        if not np.isinf(weights).any():
-            return weights
-    raise ValueError(f"read_line: weights must be a list of {n} finite numbers or null, got {shown(values)}")
+            numbers = np.array([math.inf])
+        if not np.isinf(numbers).any():
+            return numbers
+    raise ValueError(f"read_line: {name} must be a list of {n} finite numbers or null, got {shown(values)}")
 
 
 def read_stats(fields: dict[str, Any]) -> dict[str, int]:
@@ -154,7 +157,6 @@ def read_stats(fields: dict[str, Any]) -> dict[str, int]:
 
 
 def read_queue(fields: dict[str, Any]) -> Queue | None:
-    """Lines of version 0.1 have none."""
     queue = fields.get("queue")
     if queue is None:
         return None

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from ..validation import converted, printable, shown, whole
 from .json_lines import LONGEST_NAME, LONGEST_REASON, Dropped, read_line
 from .observer import Observer
@@ -129,10 +131,16 @@ def look_fields(look: Look) -> dict[str, Any]:
         "seen": look.seen.astype(int).tolist(),
         "live": look.live.astype(int).tolist(),
         "present": look.present.astype(int).tolist(),
-        "weights": [finite(float(f"{weight:.6g}")) for weight in look.weights.tolist()],
+        "weights": rounded(look.weights),
         "left_out": None if look.left_out is None else look.left_out.astype(int).tolist(),
+        "with_others": None if look.with_others is None else rounded(look.with_others),
+        "with_itself": None if look.with_itself is None else rounded(look.with_itself),
         "queue": None if look.queue is None else asdict(look.queue),
     }
+
+
+def rounded(values: np.ndarray) -> list[float | None]:
+    return [finite(float(f"{value:.6g}")) for value in values.tolist()]
 
 
 def finite(value: float | None) -> float | None:

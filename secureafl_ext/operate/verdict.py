@@ -70,4 +70,7 @@ class Look:
     weights: np.ndarray  # (n) float64 of the remembered updates in the next step
     left_out: np.ndarray | None  # (n) bool: present, with almost no weight; None if the rule has no weights
     threshold: float  # the largest factor that would be accepted now; inf if any would
+    # Of the clients' mean updates, NaN if not known; None unless rule="kinship" or "support"
+    with_others: np.ndarray | None = None  # (n) cosine with those of all others
+    with_itself: np.ndarray | None = None  # (n) norm, 1: the median client's; near 0: its updates are noise
     queue: Queue | None = None  # of the Flower loop, if the server is in one

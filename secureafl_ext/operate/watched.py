@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..server.receipt import Receipt
+from .look import look_at, similarity
 from .observer import Observer
 from .verdict import EVENTS, Look, Queue, Verdict
 
@@ -224,35 +225,6 @@ class Watched:
                 getattr(observer, method)(*arguments)
             except Exception:
                 logger.exception("Watched: %s.%s failed", type(observer).__name__, method)
-
-
-def look_at(server: Any) -> Look:
-    """All clients of a SecureAFL now. Waits for the device."""
-    without = server.left_out()
-    return Look(
-        at=time.time(),
-        version=server.version,
-        stats=server.stats(),
-        seen=server.seen.cpu().numpy(),
-        live=server.live.cpu().numpy(),
-        present=server.present.cpu().numpy(),
-        weights=server.weights().cpu().numpy(),
-        left_out=None if without is None else without.cpu().numpy(),
-        threshold=float(server.threshold()),
-    )
-
-
-def similarity(server: Any, clients: Sequence[int]) -> np.ndarray | None:
-    """(k, k) cosines of the mean updates of these clients; NaN where they have not met. None if the rule keeps no
-    similarities."""
-    means = getattr(server, "similarity", None)
-    if means is None:
-        return None
-    index = torch.as_tensor(list(clients), dtype=torch.int64, device=means.device)
-    products = means.index_select(0, index).index_select(1, index)
-    norms = products.diagonal().clamp(min=0).sqrt()
-    cosines = products / (norms[:, None] * norms)
-    return torch.where(cosines.isfinite(), cosines.clamp(-1, 1), torch.nan).cpu().numpy()
 
 
 def read(upload: Upload) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import SecureAFL
-from ..operate import Look, Verdict, View, serve, watched
+from ..operate import Look, Verdict, View, look, serve
 from .loop import Rounds
 from .outcome import Point
 
@@ -67,7 +67,7 @@ class Live:
 def look_at(server: Any, now: float) -> Look | None:
     """None for a defense that has no weights."""
     if isinstance(server, SecureAFL):
-        return watched.look_at(server)
+        return look.look_at(server)
     without, weights = server.left_out(), server.weights()
     if without is None:
         return None
@@ -79,5 +79,5 @@ def look_at(server: Any, now: float) -> Look | None:
 def heat_map(server: Any, clients: list[int]) -> tuple[list[int], np.ndarray] | None:
     if not isinstance(server, SecureAFL) or not clients:
         return None
-    cosines = watched.similarity(server, clients)
+    cosines = look.similarity(server, clients)
     return None if cosines is None else (clients, cosines)

@@ -143,7 +143,7 @@ function fillTiles(id, tiles) {
 }
 
 function showNamed(state) {
-  const nobody = "Nobody so far. A client is named when the rule gives it little weight in 10 looks, or when its uploads are refused far more often than others'.";
+  const nobody = "Nobody so far. A client is named when, in 10 looks, the rule gives it almost no weight, or its updates point against those of the others or have no direction in common; or when its uploads are refused far more often than others'.";
   get("nobody").textContent = state.named.length ? "" : nobody;
   get("nobody").hidden = state.named.length > 0;
   const sorted = [...state.named.filter(moment => moment.now), ...state.named.filter(moment => !moment.now)];
@@ -199,7 +199,7 @@ function showRows(clients) {
     const known = (row.counts.accepted || 0) + (row.counts.rejected || 0);
     const all = Object.values(row.counts).reduce((sum, count) => sum + count, 0);
     return [row.counts.accepted || 0, row.counts.rejected || 0, all - known, short(row.staleness), short(row.factor),
-      short(row.weight, 2), percent(row.left_out)];
+      short(row.weight, 2), short(row.with_others, 2), percent(row.left_out)];
   };
   get("rows").replaceChildren(...clients.rows.map(row => {
     const line = make("tr", "", row.reason || row.state === "left out" ? "out" : ""), first = make("td"), who = make("button", label(row), "who");
@@ -236,7 +236,7 @@ async function showClient(client) {
   const named = found.named_at === null ? "never named" : `named at ${clock(found.named_at)}, version ${found.named_version}`;
   const counts = Object.entries(found.counts).map(([kind, count]) => `${count} ${plain(kind)}`).join(", ");
   get("detail-facts").textContent =
-    `${found.state}; ${named}; ${found.reason ? `${found.reason}; ` : ""}left out in ${percent(found.left_out)} of the looks; weight ${short(found.weight)}; ${counts}`;
+    `${found.state}; ${named}; ${found.reason ? `${found.reason}; ` : ""}left out in ${percent(found.left_out)} of the looks; weight ${short(found.weight)}; cosine with the others ${short(found.with_others, 2)}; ${counts}`;
   if (get("detail").open) drawFactors(get("detail-factors"), found.history);
   get("history").replaceChildren(...found.history.map(entry => {
     const line = make("tr");

@@ -76,7 +76,8 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--defense", default="secureafl-support")
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from --first on")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=10.0, help="uploads a second")
     parser.add_argument("--device", default="cpu")
@@ -86,7 +87,7 @@ def main() -> int:
     print(head("How soon attackers are named", chosen.device), "\n")
     lines, failed = [], 0
     for attack in chosen.attacks.split(","):
-        settings = [Settings(**shared, attack=attack, seed=seed) for seed in range(chosen.seeds)]
+        settings = [Settings(**shared, attack=attack, seed=seed) for seed in range(chosen.first, chosen.first + chosen.seeds)]
         runs = [run(each, chosen.seconds, chosen.rate) for each in settings]
         lines.append(line(attack, runs))
         failed += attack != "none" and any(not named.malicious for named in runs)

@@ -87,8 +87,8 @@ def main() -> int:
     print(head("How soon attackers are named", chosen.device), "\n")
     lines, failed = [], 0
     for attack in chosen.attacks.split(","):
-        settings = [Settings(**shared, attack=attack, seed=seed) for seed in range(chosen.first, chosen.first + chosen.seeds)]
-        runs = [run(each, chosen.seconds, chosen.rate) for each in settings]
+        seeds = range(chosen.first, chosen.first + chosen.seeds)
+        runs = [run(Settings(**shared, attack=attack, seed=seed), chosen.seconds, chosen.rate) for seed in seeds]
         lines.append(line(attack, runs))
         failed += attack != "none" and any(not named.malicious for named in runs)
         print(lines[-1], file=sys.stderr, flush=True)

@@ -16,11 +16,11 @@ REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
 # When a client is named. A single look leaves out an honest client now and then, and the filter rejects some honest
 # uploads by design. So: means over several looks, or far more refused uploads than the median client has.
 # docs/guides/watch.md has how soon these bounds name attackers, and how many honest clients (bench/naming.py).
-LOOKS = 10  # that a mean is over, roughly; a client with fewer is not judged by it
+LOOKS = np.array([10, 5, 10])  # that a mean is over, roughly: of `means`. A client with fewer is not judged by it
 LOW = 0.1  # times the median of the mean weights
 AGAINST = -0.2  # cosine with the others, and this many standard deviations below the median client's:
 APART = 3.0
-NOISY = 0.3  # norm of the mean update, 1 being the median client's
+NOISY = 0.2  # norm of the mean update, 1 being the median client's
 LATELY = 50  # uploads that count for this, roughly: weights fall by 1 / LATELY with each
 FEWEST = 8  # of them
 USUAL = 0.05  # share of refused uploads, at least, that is taken for the median client's

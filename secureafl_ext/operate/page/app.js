@@ -143,7 +143,7 @@ function fillTiles(id, tiles) {
 }
 
 function showNamed(state) {
-  const nobody = "Nobody so far. A client is named when, in 10 looks, the rule gives it almost no weight, or its updates point against those of the others or have no direction in common; or when its uploads are refused far more often than others'.";
+  const nobody = "Nobody so far. A client is named when, over several looks, the rule gives it almost no weight, or its updates point against those of the others or have no direction in common; or when its uploads are refused far more often than others'.";
   get("nobody").textContent = state.named.length ? "" : nobody;
   get("nobody").hidden = state.named.length > 0;
   const sorted = [...state.named.filter(moment => moment.now), ...state.named.filter(moment => !moment.now)];

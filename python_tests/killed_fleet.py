@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
     moved = {name: Array((a + 1e-3 * dice.standard_normal(a.shape)).astype(a.dtype)) for name, a in arrays.items()}
     return Message(RecordDict({"arrays": ArrayRecord(moved)}), reply_to=message)
 """
-LONGEST_START = 300.0  # seconds
+LONGEST = 600.0  # seconds of a run until its kill
 JUDGED = ("accepted", "rejected")
 
 
@@ -83,7 +82,7 @@ class Fleet:
         self.folder, self.results = folder, folder / "out" / "secureafl"
         self.first = folder / "first.safetensors"
         self.where = {"cwd": folder / "app", "env": environment}
-        self.shared = f'capacity={nodes} ttl=900.0 patience=900.0 audit="all" checkpoint-every=7 resume=true '
+        self.shared = f'capacity={nodes} ttl=900.0 patience=900.0 audit="all" checkpoint-every=4 resume=true '
         self.shared += f'evaluations=1 out="{folder}/out"'
         self.began, self.kills, self.lost = time.monotonic(), Counter(), []
         self.recovered: list[int] = []  # calls that a run repeated
@@ -92,38 +91,47 @@ class Fleet:
         return ["flwr", "run", ".", "loopback", "--stream", "--run-config", f"{self.shared} updates={updates}"]
 
     def run_and_kill(self, dice: random.Random) -> None:
-        """One run, killed at its start, while it recovers, or after some uploads."""
-        heard = len(self.events())
+        """One run, killed at its start, while it recovers, or after some uploads.
+
+        Flower starts the server of a run again if it is killed early, also when the next run has begun. Whichever comes
+        second ends with an error, because the log has one writer. All are killed.
+        """
+        heard, deadline = len(self.events()), time.monotonic() + LONGEST
+        moment = dice.choice(("start", "begin", "work", "work"))
+        uploads = {"start": 0, "begin": 1, "work": dice.randint(2, 6)}[moment]
         with running(self.command(10**6), self.folder / "run.log", **self.where) as run:
-            server = self.wait_for_server(run)
-            moment, deadline = dice.choice(("start", "begin", "work", "work", "work")), time.monotonic() + LONGEST_START
-            uploads = {"start": 0, "begin": 1, "work": dice.randint(2, 20)}[moment]
-            while uploads and len(self.events()) - heard < uploads:
-                if run.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the run did not go on: see {self.folder}/run.log")
+            while not (found := self.servers()) or len(self.events()) - heard < uploads:
                 self.keep_first()
-                time.sleep(0.02)
-            time.sleep(dice.uniform(0.0, 8.0 if moment == "start" else 0.3))
-            os.kill(server, signal.SIGKILL)
+                if run.poll() is not None and "is in use by another process" in self.said():
+                    moment = "second server"
+                    break
+                if run.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the run did not go on: {self.said()[-2000:]}")
+                time.sleep(0.05)
+            time.sleep(dice.uniform(0.0, 6.0 if moment == "start" else 0.3))
+            for server in {*found, *self.servers()}:
+                os.kill(server, signal.SIGKILL)
             self.kills[moment] += 1
+
+    def said(self) -> str:
+        return (self.folder / "run.log").read_text()
 
     def keep_first(self) -> None:
         """The first checkpoint: everything is decided again from it."""
         if not self.first.exists() and (self.results / "server.safetensors").exists():
             shutil.copy(self.results / "server.safetensors", self.first)
 
-    def wait_for_server(self, run: subprocess.Popen) -> int:
-        deadline = time.monotonic() + LONGEST_START
-        while time.monotonic() < deadline and run.poll() is None:
-            for process in Path("/proc").glob("[0-9]*"):
-                try:
-                    ours = str(self.folder).encode() in (process / "environ").read_bytes()
-                    if ours and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                        return int(process.name)
-                except OSError:  # it has ended meanwhile, or is another user's
-                    pass
-            time.sleep(0.1)
-        raise RuntimeError(f"no flwr-serverapp runs: see {self.folder}/run.log")
+    def servers(self) -> list[int]:
+        """Processes."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                is_ours = str(self.folder).encode() in (process / "environ").read_bytes()
+                if is_ours and b"flwr-serverapp" in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+            except OSError:  # it has ended meanwhile, or is another user's
+                pass
+        return found
 
     def events(self) -> list[dict]:
         """Those of uploads."""
@@ -152,7 +160,7 @@ class Fleet:
     def finish(self) -> None:
         """A run that ends by itself, and the whole log decided again."""
         with running(self.command(len(self.uploads()) + 5), self.folder / "run.log", **self.where) as run:
-            if run.wait(LONGEST_START) != 0:
+            if run.wait(LONGEST) != 0:
                 self.lost.append("the last run failed")
         self.check()
         self.recovered = [line.count for line in log.read(self.results / "audit") if line.kind == "recovered"]

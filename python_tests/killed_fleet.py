@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from test_flower_app import EXAMPLE, QUIET, events_of, free_port, running
@@ -100,7 +101,7 @@ class Fleet:
         moment = dice.choice(("start", "begin", "work", "work"))
         uploads = {"start": 0, "begin": 1, "work": dice.randint(2, 6)}[moment]
         with running(self.command(10**6), self.folder / "run.log", **self.where) as run:
-            while not (found := self.servers()) or len(self.events()) - heard < uploads:
+            while not self.servers() or len(self.events()) - heard < uploads:
                 self.keep_first()
                 if run.poll() is not None and "is in use by another process" in self.said():
                     moment = "second server"
@@ -109,8 +110,9 @@ class Fleet:
                     raise RuntimeError(f"the run did not go on: {self.said()[-2000:]}")
                 time.sleep(0.05)
             time.sleep(dice.uniform(0.0, 6.0 if moment == "start" else 0.3))
-            for server in {*found, *self.servers()}:
-                os.kill(server, signal.SIGKILL)
+            for server in self.servers():
+                with suppress(ProcessLookupError):
+                    os.kill(server, signal.SIGKILL)
             self.kills[moment] += 1
 
     def said(self) -> str:

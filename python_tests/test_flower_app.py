@@ -173,6 +173,21 @@ def test_three_supernodes_with_tls_and_keys_one_dies_and_the_server_is_killed(fl
     assert f"at version {rounds[0] - 1}, room for 3 clients" in (flower / "second.log").read_text()
 
 
+@pytest.mark.slow
+def test_a_deployed_server_that_is_killed_loses_no_upload(tmp_path):
+    command = [
+        sys.executable,
+        Path(__file__).parent / "killed_fleet.py",
+        "--kills",
+        "3",
+        "--folder",
+        tmp_path / "fleet",
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3000)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, found["kills"], found["lost"]) == (0, 3, []) and found["uploads"] >= 5
+
+
 def said_by(results):
     """client -> node, of those that were heard."""
     events = events_of(results) if (results / "events.jsonl").exists() else []

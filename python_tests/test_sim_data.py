@@ -315,7 +315,7 @@ def joined(images: list[np.ndarray], kind: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def test_npz(tmp_path):
-    for name in ("fashion-mnist", "cifar10", "tiny-imagenet", "udacity"):
+    for name in ("fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "udacity"):
         (tmp_path / name).mkdir()
     grey, y = pixels(5, 28, 28), np.arange(5, dtype=np.uint8)
     np.savez(tmp_path / "fashion-mnist/fashion_mnist.npz", x_train=grey, y_train=y, x_test=grey[:2], y_test=y[:2])
@@ -326,12 +326,14 @@ def test_npz(tmp_path):
     sheets = [images[:2].reshape(64, 32, 3), images[2:3].reshape(32, 32, 3), images[3:5].reshape(64, 32, 3)]
     (a, a_at), (b, b_at) = joined(sheets[:2], "WEBP"), joined(sheets[2:], "WEBP")
     test, test_at = joined([images[5:].reshape(64, 32, 3)], "WEBP")
-    np.savez(tmp_path / "cifar10/cifar10_a.npz", train_webp=a, train_offsets=a_at, train_labels=y[:3])
-    rest = {"test_webp": test, "test_offsets": test_at, "test_labels": y[:2]}
-    np.savez(tmp_path / "cifar10/cifar10_b.npz", train_webp=b, train_offsets=b_at, train_labels=y[3:], **rest)
-    got = datasets.load("cifar10", tmp_path)
-    assert same(got.train_x, images[:5].transpose(0, 3, 1, 2)) and same(got.test_x, images[5:].transpose(0, 3, 1, 2))
-    assert same(got.train_y, y)
+    for name, labels in (("cifar10", y), ("cifar100", y + 95)):
+        np.savez(tmp_path / name / f"{name}_a.npz", train_webp=a, train_offsets=a_at, train_labels=labels[:3])
+        rest = {"test_webp": test, "test_offsets": test_at, "test_labels": labels[:2]}
+        np.savez(tmp_path / name / f"{name}_b.npz", train_webp=b, train_offsets=b_at, train_labels=labels[3:], **rest)
+        got = datasets.load(name, tmp_path)
+        assert same(got.train_x, images[:5].transpose(0, 3, 1, 2))
+        assert same(got.test_x, images[5:].transpose(0, 3, 1, 2))
+        assert same(got.train_y, labels) and got.classes == int(name.removeprefix("cifar"))
 
     frames = pixels(5, 32, 32, 3)
     blob, at = joined([frame.repeat(2, 0).repeat(3, 1) for frame in frames], "PNG")

@@ -63,10 +63,11 @@ def fashion_npz(folder: Path, pattern: str = "fashion_mnist.npz") -> Arrays:
     return Arrays(file.images("x_train"), file["y_train"], file.images("x_test"), file["y_test"], classes=10)
 
 
-def cifar10_npz(folder: Path) -> Arrays:
+def cifar_npz(folder: Path, *, first: str, second: str, classes: int) -> Arrays:
+    """The second file has the test set too."""
     train = limits(CIFAR, CIFAR.train, "train_webp", "train_labels", "train_offsets")
     test = limits(CIFAR, CIFAR.test, "test_webp", "test_labels", "test_offsets")
-    files = [Npz(folder, "cifar10_a.npz", train), Npz(folder, "cifar10_b.npz", train | test)]
+    files = [Npz(folder, first, train), Npz(folder, second, train | test)]
     images = [columns(file, "train", CIFAR.train) for file in files]
     labels = [file["train_labels"] for file in files]
     for file, x, y in zip(files, images, labels, strict=True):
@@ -77,7 +78,7 @@ def cifar10_npz(folder: Path) -> Arrays:
         np.concatenate(labels),
         columns(files[1], "test", CIFAR.test),
         files[1]["test_labels"],
-        classes=10,
+        classes=classes,
     )
 
 

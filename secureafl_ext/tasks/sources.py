@@ -33,6 +33,11 @@ class Source(NamedTuple):
 CIFAR10_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR10_BINARY = tuple(f"{name}.bin" for name in CIFAR10_TRAIN)
 
+
+def cifar_npz(first: str, second: str, classes: int) -> Format:
+    return Format("npz", (), (first, second), partial(npz.cifar_npz, first=first, second=second, classes=classes))
+
+
 FASHION = Source(
     "28 x 28 grey, 10 kinds of clothing, 60,000 + 10,000",
     (0.2860,),
@@ -72,7 +77,7 @@ BUILT_IN = {
                 (*CIFAR10_BINARY, "test_batch.bin"),
                 partial(readers.cifar_binary, train=CIFAR10_BINARY, test="test_batch.bin", labels=1, classes=10),
             ),
-            Format("npz", (), ("cifar10_a.npz", "cifar10_b.npz"), npz.cifar10_npz),
+            cifar_npz("cifar10_a.npz", "cifar10_b.npz", 10),
         ),
         "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz",
     ),
@@ -94,6 +99,7 @@ BUILT_IN = {
                 ("train.bin", "test.bin"),
                 partial(readers.cifar_binary, train=("train.bin",), test="test.bin", labels=2, classes=100),
             ),
+            cifar_npz("cifar100_a.npz", "cifar100_b.npz", 100),
         ),
         "unpack cifar-100-python.tar.gz or cifar-100-binary.tar.gz",
     ),

@@ -34,8 +34,9 @@ PyObject* build_info(PyObject*, PyObject*) {
 #if defined(SECUREAFL_COMMIT)
   commit = SECUREAFL_COMMIT;
 #endif
-  return Py_BuildValue("{s:s,s:s,s:z,s:z,s:s,s:s}", "version", SECUREAFL_VERSION, "torch", SECUREAFL_TORCH, "cuda",
-                       cuda, "commit", commit, "compiler", SECUREAFL_COMPILER, "simd", simd());
+  return Py_BuildValue("{s:s,s:s,s:z,s:z,s:s,s:s,s:s}", "version", SECUREAFL_VERSION, "torch", SECUREAFL_TORCH, "cuda",
+                       cuda, "commit", commit, "sources", SECUREAFL_SOURCES, "compiler", SECUREAFL_COMPILER, "simd",
+                       simd());
 }
 
 // (cuda, clients, memory) -> coordinates per tile of the history that `step_` expects

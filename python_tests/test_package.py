@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 def test_build_info_tells_what_was_built():
     info = secureafl_ext.build_info()
-    assert set(info) == {"version", "torch", "cuda", "commit", "compiler", "simd"}
+    assert set(info) == {"version", "torch", "cuda", "commit", "sources", "compiler", "simd"}
     assert info["version"] == secureafl_ext.__version__ == version("secureafl_ext")
-    assert info["torch"].startswith("2.")
+    assert info["torch"].startswith("2.") and re.fullmatch("[0-9a-f]{64}", info["sources"])
     assert info["compiler"].split()[0] in {"GNU", "Clang", "AppleClang"}
     assert info["simd"] in {"avx512", "avx2", "sse2", "sve", "neon", "none"}
     if torch.cuda.is_available():

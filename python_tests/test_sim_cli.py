@@ -13,7 +13,7 @@ from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import commands, lists, main, names, progress, simulate
 from secureafl_ext.defenses import DEFENSES
 from secureafl_ext.defenses.tuned import TUNED, tuned_options
-from secureafl_ext.sim import options, runner
+from secureafl_ext.sim import options, results, runner
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError, recorded
 from secureafl_ext.tasks import datasets
@@ -139,7 +139,7 @@ def test_mistakes_in_a_file_are_named(content, said, tmp_path, capsys):
     [
         (
             "run --round 5",
-            "unknown argument '--round'; choose from --untuned, --config, --out, --fresh, --processes, --tensorboard",
+            "unknown argument '--round'; choose from --untuned, --config, --out, --fresh, --any-code, --processes, --tensorboard",
         ),
         ("run more", "unknown argument 'more'; choose from --untuned, --config"),
         ("run --rounds 5.5", "rounds must be a whole number, got '5.5'"),
@@ -202,6 +202,27 @@ def test_a_finished_run_is_shown_again_and_fresh_repeats_it(pretended, capsys):
     assert len(pretended.ran) == len(kept()) == 2 and "0.250" in capsys.readouterr().out
     assert main.main(["run"]) == 0
     assert "0.250" in capsys.readouterr().out, "the newest of equal runs counts"
+
+
+def test_a_run_by_other_code_is_repeated(pretended, capsys, monkeypatch):
+    pretended.error = lambda settings: 0.375
+    assert main.main(["run"]) == 0 and kept()[0]["code"] == results.code()
+    monkeypatch.setattr(results, "code", lambda: "another code")
+    assert main.main(["run", "--any-code"]) == 0
+    assert len(pretended.ran) == 1 and "1 of 1 runs are in" in capsys.readouterr().err
+    pretended.error = lambda settings: 0.25
+    assert main.main(["run"]) == 0
+    said = capsys.readouterr()
+    assert len(pretended.ran) == 2 and "0.250" in said.out
+    assert "1 of 1 runs are in secureafl-results/results.jsonl, by other code, and run again" in said.err
+    assert main.main(["run"]) == 0 and len(pretended.ran) == 2
+
+
+def test_the_place_of_the_data_makes_no_other_run(pretended, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        assert main.main(["run", "--data-dir", str(tmp_path / name)]) == 0
+    assert len(pretended.ran) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -21,11 +22,12 @@ from pretended import failure
 import secureafl_ext
 from secureafl_ext.cli import main
 from secureafl_ext.report import console
-from secureafl_ext.sim import flat_table, results
+from secureafl_ext.sim import code, flat_table, results
 from secureafl_ext.sim.loop import Outcome, Point
 from secureafl_ext.sim.settings import Resolved, Settings, recorded
 
 PNG = b"\x89PNG\r\n\x1a\n"
+ONLY_SOURCES = shutil.ignore_patterns("*.so", "*.npz", "__pycache__")
 
 
 def outcome(errors=(0.9, 0.4), asr=None, seconds=2.0, **settings) -> Outcome:
@@ -294,6 +296,36 @@ def test_the_commit_is_that_of_a_checkout_that_knows_the_file(tmp_path, monkeypa
     results.commit.cache_clear()
 
 
+def test_the_code_is_that_of_the_sources_that_a_run_depends_on(tmp_path, monkeypatch):
+    package = Path(shutil.copytree(Path(secureafl_ext.__path__[0]), tmp_path / "package", ignore=ONLY_SOURCES))
+    monkeypatch.setattr(secureafl_ext, "__path__", [str(package)])
+    build = {"sources": "a"}
+    monkeypatch.setattr(secureafl_ext, "build_info", lambda: build)
+
+    def changed(*path: str) -> bool:
+        before = code.code.__wrapped__()
+        file = package.joinpath(*path)
+        file.write_text(file.read_text() + "\n# changed\n")
+        return code.code.__wrapped__() != before
+
+    assert changed("attacks", "alie.py") and changed("sim", "loop.py") and changed("config.py")
+    assert not any(changed(room, "__init__.py") for room in code.ELSEWHERE)
+    before = code.code.__wrapped__()
+    build["sources"] = "b"
+    assert code.code.__wrapped__() != before
+
+
+def test_a_record_of_older_versions_has_no_code(tmp_path):
+    path = tmp_path / results.NAME
+    written(path, outcome())
+    line = json.loads(path.read_text())
+    assert line.pop("code") == results.code()
+    path.write_text(json.dumps(line) + "\n")
+    (old,) = results.read(path, never)
+    wanted = [old.outcome.settings]
+    assert old.code is None and results.find([old], wanted) == {} and results.find([old], wanted, True) == {0: old}
+
+
 def test_a_whole_file_replaces_the_one_before(tmp_path):
     path = tmp_path / "folder" / "a.json"
     results.write_whole(path, {"x": 1})
@@ -483,7 +515,7 @@ def test_the_flat_table_has_a_row_per_run_and_the_names_of_json_normalize(tmp_pa
     assert one["versions.torch"] == torch.__version__ and one["started"] and "curve" not in one
     groups = [name.partition(".")[0] for name in one]
     assert [name for name, _ in itertools.groupby(groups)] == [
-        "settings", "summary", "versions", "started", "commit", "device",
+        "settings", "summary", "versions", "started", "commit", "device", "code",
     ]  # fmt: skip
 
 

@@ -30,7 +30,8 @@ __all__ = [
 
 
 def build_info() -> dict[str, str | None]:
-    """The build: version, torch of the headers, CUDA architectures or None, commit or None, compiler, SIMD."""
+    """The build: version, torch of the headers, CUDA architectures or None, commit or None, a digest of the sources in
+    csrc, compiler, SIMD."""
     return dict(_C.build_info())
 
 

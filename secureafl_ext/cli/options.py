@@ -15,6 +15,8 @@ def add_settings(parser: argparse.ArgumentParser, base: Settings, without: tuple
     parser.add_argument("--config", metavar="FILE.toml", help="TOML file of settings, named like the flags; flags win")
     parser.add_argument("--out", default=OUT, help="folder for results and pictures (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="run again even if the results file has the run")
+    about = "take runs of the results file that other versions of the code made, too"
+    parser.add_argument("--any-code", action="store_true", help=about)
     about = "number of worker processes (default: one run at a time; on a GPU eight, in threads)"
     parser.add_argument("--processes", type=int, default=1, help=about)
     parser.add_argument("--tensorboard", metavar="DIR", help="write the curves as TensorBoard event files too")

@@ -54,13 +54,13 @@ class Runs:
 
     def __init__(self, arguments: argparse.Namespace):
         self.arguments = arguments
-        known = [] if arguments.fresh else results.read(results_file(arguments))
-        self.known = [record.outcome for record in known]
+        self.known = [] if arguments.fresh else results.read(results_file(arguments))
 
     def __call__(self, many: list[Settings]) -> list[Outcome]:
         wanted = [prepare([settings])[0] for settings in many]
-        known = [outcome.settings for outcome in self.known]
-        missing: list[Settings] = [settings for settings in wanted if settings not in known]
+        known = results.find(self.known, wanted, self.arguments.any_code)
+        missing: list[Settings] = [settings for i, settings in enumerate(wanted) if i not in known]
         if missing:
-            self.known += [record.outcome for record in simulate(missing, self.arguments, VARIED, quiet=True)]
-        return [next(outcome for outcome in self.known if outcome.settings == settings) for settings in wanted]
+            self.known += simulate(missing, self.arguments, VARIED, quiet=True)
+            known = results.find(self.known, wanted, self.arguments.any_code)
+        return [known[i].outcome for i in range(len(wanted))]

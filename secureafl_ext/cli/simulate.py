@@ -78,7 +78,7 @@ def simulate(
     quiet: bool = False,
     look: Look | None = None,
 ) -> list[Record]:
-    """The records of these runs, in order. Runs that the results file has are not repeated, unless --fresh.
+    """The records of these runs, in order. Runs that this code made and the results file has are not repeated.
 
     quiet: say nothing about tuned options and known runs, for a command that calls this again and again
     look: of `loop.run`, if there is one run
@@ -91,14 +91,14 @@ def simulate(
     results.ready(path.parent)
     board = Board(Path(arguments.tensorboard)) if arguments.tensorboard else None
     known = [] if arguments.fresh else results.read(path)
-    records = {
-        i: record for i, settings in enumerate(wanted) for record in known if record.outcome.settings == settings
-    }
+    records = results.find(known, wanted, arguments.any_code)
     missing = [i for i in range(len(wanted)) if i not in records]
     if "untuned" in arguments and not quiet:
         say_tuned(wanted)
     if records and not quiet:
         say(f"{len(records)} of {len(wanted)} runs are in {path} already; --fresh runs them again")
+    if not quiet and (others := len(results.find(known, wanted, any_code=True)) - len(records)):
+        say(f"{others} of {len(wanted)} runs are in {path}, by other code, and run again; --any-code takes them")
     if board:
         for record in records.values():
             board.whole(record.outcome)

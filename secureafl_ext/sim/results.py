@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +22,7 @@ import torch
 import secureafl_ext
 
 from .. import bounded_files
+from .code import code
 from .loop import Outcome, Point
 from .options import KINDS, TYPE_NAMES, fits
 from .settings import Resolved, recorded
@@ -41,13 +42,32 @@ class Record:
     commit: str | None  # of the package's source; None if it was built from an archive
     device: str
     versions: dict[str, str]
+    code: str | None = None  # of the sources that it depends on; None in older records
 
 
 def record(outcome: Outcome) -> Record:
     """The record of a run that has just ended."""
     began = datetime.now(UTC) - timedelta(seconds=outcome.summary["seconds"])
     device = device_name(outcome.settings.device)
-    return Record(outcome, began.isoformat(timespec="seconds"), commit(), device, versions())
+    return Record(outcome, began.isoformat(timespec="seconds"), commit(), device, versions(), code())
+
+
+def find(known: Sequence[Record], wanted: Sequence[Resolved], any_code: bool = False) -> dict[int, Record]:
+    """The newest record of each run that has one, by its place in `wanted`: by this code, or by any. Where the data lie
+    makes no difference."""
+    by_run = {_run(record.outcome.settings): record for record in known if any_code or record.code == code()}
+    return {i: by_run[_run(settings)] for i, settings in enumerate(wanted) if _run(settings) in by_run}
+
+
+def _run(settings: Resolved) -> object:
+    """Equal for equal settings, without the place of the data."""
+    return _hashable({name: value for name, value in vars(settings).items() if name != "data_dir"})
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple((name, _hashable(inner)) for name, inner in sorted(value.items()))
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def append(path: Path, new: Record) -> None:
@@ -111,9 +131,11 @@ def ready(folder: Path) -> None:
 
 
 def flat(kept: Record) -> dict[str, Any]:
-    """The content of a line: settings, curve, summary, started, commit, device, versions."""
+    """The content of a line: settings, curve, summary, started, commit, device, versions, code."""
     parts = asdict(kept)
     outcome = parts.pop("outcome")
+    if kept.code is None:  # an older record stays as it was
+        del parts["code"]
     return outcome | {"settings": recorded(outcome["settings"])} | parts
 
 
@@ -220,6 +242,7 @@ def _check(record: Record) -> None:
     for name, text in texts.items():
         _need(name, text, str)
     _need("commit", record.commit, str, optional=True)
+    _need("code", record.code, str, optional=True)
 
 
 def _need(name: str, value: object, kind: type, optional: bool = False) -> None:

@@ -139,7 +139,7 @@ def test_mistakes_in_a_file_are_named(content, said, tmp_path, capsys):
     [
         (
             "run --round 5",
-            "unknown argument '--round'; choose from --untuned, --config, --out, --fresh, --any-code, --processes, --tensorboard",
+            "unknown argument '--round'; choose from --untuned, --config, --out, --fresh, --any-code, --processes",
         ),
         ("run more", "unknown argument 'more'; choose from --untuned, --config"),
         ("run --rounds 5.5", "rounds must be a whole number, got '5.5'"),

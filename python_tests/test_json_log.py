@@ -106,7 +106,8 @@ def test_looks_are_read_back(look):
         assert (got is None) == (told is None)
         if told is not None:
             finite = np.where(np.isfinite(told), told, np.nan)
-            assert np.allclose(got, finite, rtol=1e-5, atol=0, equal_nan=True) and got.dtype == np.float64
+            digits = 1e-5 if name == "weights" else 1e-2
+            assert np.allclose(got, finite, rtol=digits, atol=0, equal_nan=True) and got.dtype == np.float64
 
 
 @settings(deadline=None, max_examples=50)

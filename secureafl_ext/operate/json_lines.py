@@ -13,7 +13,7 @@ from .verdict import KINDS, Look, Queue, Verdict
 from .watched import Evaluation
 
 LONGEST_NAME, LONGEST_REASON = 100, 500  # characters
-LONGEST_LINE = 2**25  # characters, or bytes: a look at MOST_CLIENTS clients has fewer
+LONGEST_LINE = 2**26  # characters, or bytes: a look at MOST_CLIENTS clients has fewer
 MOST_CLIENTS = 1_000_000
 MOST_STATS = 100
 LATEST = 1e11  # seconds since 1970: the year 5138

@@ -131,16 +131,16 @@ def look_fields(look: Look) -> dict[str, Any]:
         "seen": look.seen.astype(int).tolist(),
         "live": look.live.astype(int).tolist(),
         "present": look.present.astype(int).tolist(),
-        "weights": rounded(look.weights),
+        "weights": rounded(look.weights, 6),
         "left_out": None if look.left_out is None else look.left_out.astype(int).tolist(),
-        "with_others": None if look.with_others is None else rounded(look.with_others),
-        "with_itself": None if look.with_itself is None else rounded(look.with_itself),
+        "with_others": None if look.with_others is None else rounded(look.with_others, 3),
+        "with_itself": None if look.with_itself is None else rounded(look.with_itself, 3),
         "queue": None if look.queue is None else asdict(look.queue),
     }
 
 
-def rounded(values: np.ndarray) -> list[float | None]:
-    return [finite(float(f"{value:.6g}")) for value in values.tolist()]
+def rounded(values: np.ndarray, digits: int) -> list[float | None]:
+    return [finite(float(f"{value:.{digits}g}")) for value in values.tolist()]
 
 
 def finite(value: float | None) -> float | None:

@@ -83,8 +83,8 @@ class Fleet:
         self.folder, self.results = folder, folder / "out" / "secureafl"
         self.first = folder / "first.safetensors"
         self.where = {"cwd": folder / "app", "env": environment}
-        self.shared = f'capacity={nodes} ttl=900.0 patience=900.0 audit="all" checkpoint-every=4 max-staleness=5 resume=true '
-        self.shared += f'evaluations=1 out="{folder}/out"'
+        self.shared = f'capacity={nodes} ttl=900.0 patience=900.0 audit="all" checkpoint-every=4 resume=true '
+        self.shared += f'max-staleness=5 evaluations=1 out="{folder}/out"'
         self.began, self.kills, self.lost = time.monotonic(), Counter(), []
         self.recovered: list[int] = []  # calls that a run repeated
 

@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from test_flower_app import EXAMPLE, QUIET, events_of, free_port, running
+from test_flower_app import EXAMPLE, QUIET, events_of, free_port, running, servers_of
 
 from secureafl_ext.audit import log, verify
 from secureafl_ext.audit.line import UPLOADS
@@ -101,7 +101,7 @@ class Fleet:
         moment = dice.choice(("start", "begin", "work", "work"))
         uploads = {"start": 0, "begin": 1, "work": dice.randint(2, 6)}[moment]
         with running(self.command(10**6), self.folder / "run.log", **self.where) as run:
-            while not self.servers() or len(self.events()) - heard < uploads:
+            while not list(servers_of(self.folder)) or len(self.events()) - heard < uploads:
                 self.keep_first()
                 if run.poll() is not None and "is in use by another process" in self.said():
                     moment = "second server"
@@ -110,7 +110,7 @@ class Fleet:
                     raise RuntimeError(f"the run did not go on: {self.said()[-2000:]}")
                 time.sleep(0.05)
             time.sleep(dice.uniform(0.0, 6.0 if moment == "start" else 0.3))
-            for server in self.servers():
+            for server in servers_of(self.folder):
                 with suppress(ProcessLookupError):
                     os.kill(server, signal.SIGKILL)
             self.kills[moment] += 1
@@ -122,18 +122,6 @@ class Fleet:
         """The first checkpoint: everything is decided again from it."""
         if not self.first.exists() and (self.results / "server.safetensors").exists():
             shutil.copy(self.results / "server.safetensors", self.first)
-
-    def servers(self) -> list[int]:
-        """Processes."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                is_ours = str(self.folder).encode() in (process / "environ").read_bytes()
-                if is_ours and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                    found.append(int(process.name))
-            except OSError:  # it has ended meanwhile, or is another user's
-                pass
-        return found
 
     def events(self) -> list[dict]:
         """Those of uploads."""

@@ -195,11 +195,17 @@ def said_by(results):
 
 
 def server_of(folder):
+    server = next(servers_of(folder), None)
+    assert server, "no flwr-serverapp runs"
+    return server
+
+
+def servers_of(folder):
+    """Processes of servers whose environment names the folder."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             ours = str(folder).encode() in (process / "environ").read_bytes()
             if ours and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                return int(process.name)
-        except OSError:
+                yield int(process.name)
+        except OSError:  # it has ended meanwhile, or is another user's
             pass
-    raise AssertionError("no flwr-serverapp runs")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .verdict import KINDS, Look, Verdict
+from .verdict import KINDS, Look, Verdict, finite
 
 MOST_CLIENTS = 20_000  # numbers above are counted in the totals alone
 HISTORY = 200  # verdicts per client, while few clients share the room
@@ -138,7 +138,7 @@ class Fleet:
         self.why[:, IS_REFUSED] = enough & (share > TIMES * usual) & is_far
         judged = (self.state <= COUNTS)[:, None] & (self.mean_looks >= LOOKS)  # (n, 3)
         weight, others, itself = self.means.T
-        middle, spread = middle_of(weight[judged[:, WEIGHT]])
+        middle, _ = middle_of(weight[judged[:, WEIGHT]])
         self.why[:, IS_LOW] = judged[:, WEIGHT] & (weight < LOW * middle)
         middle, spread = middle_of(others[judged[:, OTHERS]])
         self.why[:, IS_AGAINST] = judged[:, OTHERS] & (others < min(AGAINST, middle - APART * spread))
@@ -236,8 +236,3 @@ def middle_of(values: np.ndarray) -> tuple[float, float]:
         return 0.0, 0.0
     middle = float(np.median(values))
     return middle, 1.4826 * float(np.median(np.abs(values - middle)))
-
-
-def finite(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return float(value) if np.isfinite(value) else None

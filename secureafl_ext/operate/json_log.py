@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from ..validation import converted, printable, shown, whole
 from .json_lines import LONGEST_NAME, LONGEST_REASON, Dropped, read_line
 from .observer import Observer
-from .verdict import Look, Verdict
+from .verdict import Look, Verdict, finite
 
 __all__ = ["Dropped", "JsonLog", "read_line"]
 
@@ -141,8 +140,3 @@ def look_fields(look: Look) -> dict[str, Any]:
 
 def rounded(values: np.ndarray, digits: int) -> list[float | None]:
     return [finite(float(f"{value:.{digits}g}")) for value in values.tolist()]
-
-
-def finite(value: float | None) -> float | None:
-    """JSON has no other numbers."""
-    return value if value is not None and math.isfinite(value) else None

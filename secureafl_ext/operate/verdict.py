@@ -1,5 +1,6 @@
 """Verdict: what happened to one upload or with one client. Look: all clients at one time. Observers are told these."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,3 +75,8 @@ class Look:
     with_others: np.ndarray | None = None  # (n) cosine with those of all others
     with_itself: np.ndarray | None = None  # (n) norm, 1: the median client's; near 0: its updates are noise
     queue: Queue | None = None  # of the Flower loop, if the server is in one
+
+
+def finite(value: float | None) -> float | None:
+    """For JSON, which has no NaN and no infinity: None in place of them."""
+    return float(value) if value is not None and math.isfinite(value) else None

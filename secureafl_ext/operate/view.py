@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .buckets import Buckets, is_time
-from .fleet import CODES, LONGEST_TEXT, MOST_CLIENTS, STATES, Fleet, finite
+from .fleet import CODES, LONGEST_TEXT, MOST_CLIENTS, STATES, Fleet
 from .observer import Observer
-from .verdict import KINDS, UPLOADS, Look, Queue, Verdict
+from .verdict import KINDS, UPLOADS, Look, Queue, Verdict, finite
 
 TIMELINE = 4_000  # verdicts
 MOST_ERRORS = 400  # evaluations; then every second one stays

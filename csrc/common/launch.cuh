@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -11,10 +12,22 @@
 #include <string>
 #include <utility>
 
-// torch declares this for CUDA builds only. Weak: a module with kernels must also load with a CPU build of torch.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) __attribute__((weak));
-
 namespace secureafl::cuda {
+
+// torch's current stream on a device. Only a CUDA build of torch has the function, so it is looked up in the library
+// that torch has loaded: one binary serves both builds of torch, whichever of them it was built beside.
+inline cudaStream_t current_stream(int32_t device) {
+  using Function = AOTITorchError (*)(int32_t, void**);
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  void* stream = nullptr;
+  if (!function || function(device, &stream) != 0) {
+    throw std::runtime_error("secureafl: this torch has no current CUDA stream");
+  }
+  return static_cast<cudaStream_t>(stream);
+}
 
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -63,13 +76,7 @@ inline bool prepare_kernel(const void* kernel, int32_t device) {
 // the device.
 class Launcher {
  public:
-  explicit Launcher(int32_t device) : guard_(device), device_(device) {
-    void* stream = nullptr;
-    if (aoti_torch_get_current_cuda_stream == nullptr || aoti_torch_get_current_cuda_stream(device, &stream) != 0) {
-      throw std::runtime_error("secureafl: this torch has no current CUDA stream");
-    }
-    stream_ = static_cast<cudaStream_t>(stream);
-  }
+  explicit Launcher(int32_t device) : guard_(device), device_(device), stream_(current_stream(device)) {}
 
   // Bytes of shared memory that one block may use on this device.
   int64_t max_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }

@@ -62,5 +62,5 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
       "int probation, int span, int every, float cut, float crowd, float crowd_least, float odd, float odd_least, "
       "float kin, float short_square, float few_kin, float short_level, float fade, float again, float most, "
-      "float group, float group_spreads, float group_end) -> (Tensor, Tensor, Tensor)");
+      "float group, float group_spreads, float group_end, float group_left) -> (Tensor, Tensor, Tensor)");
 }

@@ -46,7 +46,11 @@ def kept(products):
     sizes = sorted(each := [1 + row.sum() for row in likeness(products)])
     usual, low = np.median(sizes), sizes[(len(sizes) - 1) // 4]
     largest = max(usual * (1 + s.GROUP), usual + s.GROUP_SPREADS * (usual - low))
-    return np.interp(each, [largest, s.GROUP_END * largest], [1, 0])
+    # Beyond the bound and a fifth a group has, all together, GROUP_LEFT of the weight of a usual one.
+    ends = [min(1, s.GROUP_LEFT * usual / size) for size in each]
+    return np.array(
+        [np.interp(size, [largest, s.GROUP_END * largest], [1, end]) for size, end in zip(each, ends, strict=True)]
+    )
 
 
 class Space:

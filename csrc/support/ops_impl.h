@@ -16,7 +16,7 @@ Outcome support_step(const Tensor& update, const Tensor& client, const Tensor& t
                      bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t span, int64_t every,
                      double cut, double crowd, double crowd_least, double odd, double odd_least, double kin,
                      double short_square, double few_kin, double short_level, double fade, double again, double most,
-                     double group, double group_spreads, double group_end) {
+                     double group, double group_spreads, double group_end, double group_left) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, similarity, met, rounds, "similarity"};
@@ -47,7 +47,7 @@ Outcome support_step(const Tensor& update, const Tensor& client, const Tensor& t
   r.presence = presence.view();
   r.shift = data<double>(shift);
   const SupportBounds bounds{cut,         crowd, crowd_least, odd,  odd_least, kin,           short_square, few_kin,
-                             short_level, fade,  again,       most, group,     group_spreads, group_end};
+                             short_level, fade,  again,       most, group,     group_spreads, group_end,    group_left};
   const Refresh refresh{n, bounds, r.means, nullptr, mutable_data<double>(basis), mutable_data<double>(shift)};
   device.support_step(r, refresh, every, models);
   return outcome;

@@ -200,7 +200,9 @@ SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const Refresh
   const double largest = usual + fmax(b.group * usual, b.group_spreads * (usual - quartile));
   SECUREAFL_NO_UNROLL
   for (int i = team.rank(); i < n; i += Team::kSize) {
-    t.kept[i] = fmin(fmax((b.group_end - t.kept[i] / largest) / (b.group_end - 1), 0.0), 1.0);
+    const double size = t.kept[i], left = fmin(b.group_left * usual / size, 1.0);
+    const double share = fmin(fmax((b.group_end - size / largest) / (b.group_end - 1), 0.0), 1.0);
+    t.kept[i] = left + (1 - left) * share;
   }
   team.sync();
 }

@@ -6,7 +6,7 @@ for directions that stand out among them, and along each it replaces the mean of
 biweight about their median. The step is a weighted sum of the clients' last updates; the result of a refresh is one
 number per client, the shift of its weight from 1 / count.
 
-First, clients in a group of similar clients that is too large lose their weight, as with kinship: attackers who all
+First, a group of similar clients that is too large is left with less weight than a usual group: attackers who all
 send the same. Then two kinds of directions stand out:
 
 crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each
@@ -30,7 +30,8 @@ ODD = 2.5  # the same for the directions of the residuals
 ODD_LEAST = 0.3
 GROUP = 0.25  # a client whose group is larger than the usual by more than this share of it loses weight
 GROUP_SPREADS = 2.0  # or, where groups differ more, by this many times the usual minus the lower quartile
-GROUP_END = 1.2  # it has lost all of its weight at this many times that bound
+GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
+GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is
@@ -127,7 +128,8 @@ def kept_by_group(sizes: Tensor) -> Tensor:
     usual = median_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
     quartile = sizes.sort().values[(len(sizes) - 1) // 4]
     largest = usual + torch.maximum(GROUP * usual, GROUP_SPREADS * (usual - quartile))
-    return ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
+    left = (GROUP_LEFT * usual / sizes).clamp(max=1)
+    return left + (1 - left) * ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
 
 
 def centered(products: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from .trigger import SHARE, TARGET, make_trigger, poison
 def neurotoxin(
     scene: Scene,
     *,
-    cap: float = 10.0,  # largest norm of the update, relative to an honest gradient
-    keep: float = 0.95,  # share of the coordinates that carry the backdoor
+    cap: float = 3.0,  # largest norm of the update, relative to an honest gradient
+    keep: float = 0.99,  # share of the coordinates that carry the backdoor
     steps: int = STEPS,
     target: int = TARGET,
     share: float = SHARE,

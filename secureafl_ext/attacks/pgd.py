@@ -12,7 +12,7 @@ from .trigger import SHARE, TARGET, make_trigger, poison
 def pgd(
     scene: Scene,
     *,
-    radius: float = 0.5,  # relative to lr * norm of an honest gradient
+    radius: float = 1.0,  # relative to lr * norm of an honest gradient
     eps: float | None = None,  # absolute radius; overrides the relative one
     steps: int = STEPS,
     target: int = TARGET,

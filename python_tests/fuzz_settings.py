@@ -47,6 +47,7 @@ def settings_of(dice: Dice, n: int) -> tuple[dict[str, object], torch.dtype]:
         "trim": dice.randrange((n + 1) // 2) if rule == "trimmed_mean" else 0, "remove": dice.choice((0.25, 0.0, 0.4)),
         "radius": dice.choice((None, 0.8)), "iterations": dice.choice((1, 2, 3)),
         "expiry": dice.choice((None, 12, 12, 1, 3)), "probation": dice.choice((3, 3, 0, 1)),
+        "quorum": 0.0 if memory else dice.choice((0.0, 0.0, 0.5, 1.0)),
     }  # fmt: skip
     return settings, torch.float64 if history == torch.float64 and dice.chance(0.7) else torch.float32
 

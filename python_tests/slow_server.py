@@ -1,5 +1,6 @@
 """The server once more, in NumPy and float64, step by step as the algorithm reads: the oracle of test_server."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -8,7 +9,7 @@ from presence_oracle import Clock
 
 SETTING_NAMES = (
     "lr", "memory", "quantile", "max_norm", "trust", "rule", "trim", "store", "pairs", "max_staleness", "factors",
-    "window", "on_reject", "filter", "estimate", "receive", "expiry", "probation",
+    "window", "on_reject", "filter", "estimate", "receive", "expiry", "probation", "quorum",
 )  # fmt: skip
 
 
@@ -16,6 +17,7 @@ class SlowServer:
     def __init__(self, model, clients, **settings):
         self.__dict__.update(settings)
         self.models = [np.array(model, dtype=np.float64)]
+        self.least = math.ceil(self.quorum * clients)
         self.clock = Clock(clients, self.expiry, self.probation)
         self.last, self.buffer, self.lists = {}, {k: [] for k in range(clients)}, {}
 
@@ -58,6 +60,7 @@ class SlowServer:
             if not first:
                 self.push(client, w - self.last[client][1], g - self.last[client][0])
             self.last[client] = g, w
+        holds = holds or len(self.last) < self.least
         self.models.append(now if holds else now - self.lr * direction)
         return accepted
 

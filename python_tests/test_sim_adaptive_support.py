@@ -150,10 +150,11 @@ def test_the_server_shows_its_table():
     assert shown["secureafl-kin"].similarity is shown["secureafl-kin"].kinship
     server = shown["secureafl-support"]
     assert server.kinship is None and server.kinship_apart is None
-    updates = [torch.randn(run.net.size, generator=torch.Generator().manual_seed(t)) for t in range(3)]
-    for client, update in zip((0, 1, 0), updates, strict=True):
+    order = [*range(scenes.CLIENTS), 0]  # all once: the model moves once a quorum has uploaded
+    updates = [torch.randn(run.net.size, generator=torch.Generator().manual_seed(t)) for t in range(len(order))]
+    for client, update in zip(order, updates, strict=True):
         server.submit(client, update / update.norm(), server.version)
-    expected = (updates[2] @ updates[1] / updates[2].norm() / updates[1].norm()).item()
+    expected = (updates[-1] @ updates[1] / updates[-1].norm() / updates[1].norm()).item()
     assert server.similarity.shape == (scenes.CLIENTS,) * 2 and server.similarity.dtype == torch.float64
     assert server.similarity[0, 1].item() == pytest.approx(expected, rel=1e-3)
     assert server.similarity[1, 0] == server.similarity[0, 1]

@@ -81,6 +81,7 @@ CHECKS = {
     "iterations": POSITIVE_COUNT,
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
+    "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
 }
 
 
@@ -157,6 +158,9 @@ class Config:
     probation: int = 3
     """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
     first on, as in the paper."""
+    quorum: float = 0.0
+    """The model does not move while fewer than this share of the clients has a stored upload. Otherwise the very first
+    clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""
 
     def __post_init__(self) -> None:
         is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too
@@ -173,6 +177,8 @@ class Config:
         fits = self.store == "accepted" or self.on_reject == "step" or not self.filter
         need(fits, "on_reject", f"'step' with store={self.store!r}")
         need(self.estimate or self.receive, "receive", "true when estimate is false")
+        # A step that is undone does not fit the products that the corrections carry from round to round.
+        need(not self.quorum or not self.memory, "quorum", f"0 with memory={self.memory}")
         without_buckets = ("median", "trimmed_mean", "kinship", "support")
         need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
 

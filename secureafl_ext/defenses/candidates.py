@@ -147,7 +147,7 @@ CANDIDATES: dict[str, tuple[dict[str, object], ...]] = {
         {"filter": False},
         {"quantile": 0.8},
         {"quantile": 0.99},
-        {"expiry": 4},
-        {"expiry": 4, "filter": False},
+        {"probation": 2},
+        {"probation": 5},
     ),
 }

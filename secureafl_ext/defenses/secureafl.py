@@ -47,6 +47,10 @@ VARIANTS = {
         "the mean of all clients, without the directions that only a few of them support",
         rule="support",
         memory=0,
+        # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
+        # uploads must not be theirs alone.
+        expiry=4,
+        quorum=0.5,
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),
     "secureafl-ii": variant("Variant II: no estimates", estimate=False),

@@ -1,6 +1,7 @@
 """ServerCore: the models, the engine and the lock of a server, and all calls that only read them."""
 
 import logging
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class ServerCore:
         self._rows = self._models.unbind()  # views made once: indexing costs more host time than the lock
         self._sharded = self._engine if isinstance(self._engine, Sharded) else None
         self._notify_peers = self._sharded.notify_peers if self._sharded else NotifyPeers(None)
+        self._quorum = math.ceil(config.quorum * clients)  # clients
         self._stale = self._too_soon = 0
         self._turns = [0] * clients  # the version that each client's last round made; 0: none
         self._lock = threading.RLock()

@@ -63,6 +63,7 @@ class SecureAFL(CheckpointedServer):
         iterations: int = 2,
         expiry: int | None = 12,
         probation: int = 3,
+        quorum: float = 0.0,
         process_group: "torch.distributed.ProcessGroup | None" = None,
     ):
         arguments = locals()
@@ -130,6 +131,9 @@ class SecureAFL(CheckpointedServer):
         if self.dtype != self._models.dtype:  # the model must stay finite in the narrower dtype of the caller too
             model, stepped = self._rows[now], self._rows[new]
             stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
+        if self._quorum:
+            enough = self._engine.seen.sum() >= self._quorum
+            torch.where(enough, self._rows[new], self._rows[now], out=self._rows[new])
         self.version += 1
         return Receipt(accepted, factor, staleness, self.version, reason)
 

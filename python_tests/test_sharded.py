@@ -245,6 +245,30 @@ def test_on_a_gpu(ranks, kind, backend, count):
 # The example
 
 
+ENDS_WITH_WORK_IN_FLIGHT = """
+import torch, torch.distributed as dist
+from secureafl_ext import SecureAFL
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+server = SecureAFL(torch.zeros(10), 3, process_group=dist.group.WORLD)
+for tensor in [torch.ones(20_000_000) for _ in range(4)]:
+    dist.all_reduce(tensor, async_op=True)
+dist.destroy_process_group()
+try:
+    server.submit(0, torch.ones(10), 0)
+except RuntimeError as error:
+    print(error, server.version, server.model.any().item())
+"""
+
+
+def test_a_server_does_not_keep_its_group_alive():
+    """Otherwise the group's threads run on until Python ends, and abort it if they hold a tensor then."""
+    done = subprocess.run([sys.executable, "-c", ENDS_WITH_WORK_IN_FLIGHT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    expected = "SecureAFL: process_group has been destroyed; load the last checkpoint with a new one 0 False"
+    assert done.stdout.strip() == expected
+
+
 def test_the_example_runs(tmp_path):
     script = Path(__file__).parents[1] / "examples" / "sharded" / "serve.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

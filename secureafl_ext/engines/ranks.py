@@ -1,5 +1,6 @@
 """Ranks: the processes that share a server, and the message with which they agree on every call."""
 
+import weakref
 import zlib
 from collections.abc import Mapping
 
@@ -20,13 +21,13 @@ def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return begin, begin + each + (rank < more)
 
 
-def shard(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
-    """This rank's slice of a tensor (.., d) that every rank has whole: a view."""
+def shard(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> Tensor:
+    """This rank's slice of a tensor (.., d) that every rank has whole: a view. Without a group: of the default one."""
     begin, end = bounds(tensor.shape[-1], dist.get_rank(process_group), dist.get_world_size(process_group))
     return tensor[..., begin:end]
 
 
-def gather(tensor: Tensor, process_group: "dist.ProcessGroup") -> Tensor:
+def gather(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """The whole tensor (.., d) from the slices of all ranks, on every rank. Collective."""
     widths = torch.zeros(dist.get_world_size(process_group), dtype=torch.int64, device=tensor.device)
     widths[dist.get_rank(process_group)] = tensor.shape[-1]
@@ -58,8 +59,17 @@ class Ranks:
             got = type(process_group).__name__
             raise ValueError(f"SecureAFL: process_group must be a group that this process is a member of, got {got}")
         backend_device = "cuda" if dist.get_backend(process_group) == "nccl" else "cpu"
-        self.group, self.device = process_group, device or torch.device(backend_device)
+        # Weak: torch.distributed owns the group. While others refer to it, destroy_process_group does not end its
+        # threads, and a gloo thread that still holds a tensor when Python ends aborts the process.
+        self._group, self.device = weakref.ref(process_group), device or torch.device(backend_device)
         self.rank, self.count = dist.get_rank(process_group), dist.get_world_size(process_group)
+
+    @property
+    def group(self) -> "dist.ProcessGroup":
+        group = self._group()
+        if group is None:
+            raise RuntimeError("SecureAFL: process_group has been destroyed; load the last checkpoint with a new one")
+        return group
 
     def bounds(self, size: int) -> tuple[int, int]:
         """Of this rank's slice."""
@@ -100,11 +110,12 @@ class Ranks:
 
     def _exchange(self, numbers: list[int], sums: Tensor) -> tuple[list[list[int]], Tensor]:
         """(the report of each rank, the sums over all ranks)"""
+        group = self.group
         places = torch.zeros(self.count, REPORT, dtype=torch.float64)  # exact up to 2^53
         places[self.rank, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         message = torch.cat([places.flatten().to(self.device), sums])
         try:
-            dist.all_reduce(message, group=self.group)
+            dist.all_reduce(message, group=group)
             flat: list[int] = message[: places.numel()].long().tolist()  # waits for the device: no rank runs ahead
         except RuntimeError as error:
             cause = "a message between the ranks failed: one of them has ended, hangs or makes another call"

@@ -15,6 +15,7 @@ from secureafl_ext import SecureAFL
 from secureafl_ext.operate import KINDS, Look, Queue, Verdict, Watched, json_log
 from secureafl_ext.operate.json_lines import LONGEST_LINE, LONGEST_NAME, LONGEST_REASON, MOST_CLIENTS
 from secureafl_ext.operate.json_log import Dropped, JsonLog, read_line
+from secureafl_ext.operate.verdict import MEAN_UPDATES
 from secureafl_ext.operate.watched import Evaluation
 from secureafl_ext.validation import printable
 
@@ -50,7 +51,7 @@ def looks(draw):
     n = draw(st.integers(0, 20))
     flags = [np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=bool) for _ in range(4)]
     numbers = st.lists(st.floats(width=32), min_size=n, max_size=n).map(lambda some: np.array(some, dtype=np.float64))
-    agreement = {name: draw(st.none() | numbers) for name in ("with_others", "with_itself")}
+    agreement = {name: draw(st.none() | numbers) for name in MEAN_UPDATES}
     stats = draw(st.dictionaries(st.sampled_from(["accepted", "stale", "left_out"]), counts))
     left_out = draw(st.sampled_from([None, flags[3]]))
     threshold = draw(st.floats(min_value=0, allow_nan=False))
@@ -101,7 +102,7 @@ def test_looks_are_read_back(look):
         assert np.array_equal(getattr(again, name), getattr(look, name)) and getattr(again, name).dtype == bool
     assert (again.left_out is None) == (look.left_out is None)
     assert look.left_out is None or np.array_equal(again.left_out, look.left_out)
-    for name in ("weights", "with_others", "with_itself"):
+    for name in ("weights", *MEAN_UPDATES):
         got, told = getattr(again, name), getattr(look, name)
         assert (got is None) == (told is None)
         if told is not None:
@@ -168,6 +169,7 @@ BAD = {
     changed(LOOK, threshold=-1): "threshold must be a finite number",
     changed(LOOK, with_others=[0.5]): "with_others must be a list of 2 finite numbers or null",
     changed(LOOK, with_itself="no"): "with_itself must be a list of 2",
+    changed(LOOK, group=[2, 2, 2]): "group must be a list of 2",
     changed(LOOK, queue=[6]): "queue must be null or an object with open, waiting, .*, got list",
     changed(LOOK, queue={"open": 6}): "queue must be null or an object with open, ",
     changed(LOOK, queue={**asdict(QUEUE), "paused": -1}): r"queue\[paused\] must be a whole number, 0 or more, got -1",

@@ -10,6 +10,7 @@ import pytest
 from secureafl_ext.operate import KINDS, Look, Verdict, View, fleet
 from secureafl_ext.operate.buckets import COUNT, Buckets
 from secureafl_ext.operate.fleet import ALL_HISTORIES, HISTORY, MOST_CLIENTS
+from secureafl_ext.operate.verdict import MEAN_UPDATES
 from secureafl_ext.operate.view import MOST_ERRORS, MOST_NAMED, MOST_ROWS, TIMELINE
 
 EVIL = '<img src=x onerror="document.title=1">'
@@ -19,11 +20,11 @@ def told(client, kind="accepted", at=1000.0, **more):
     return Verdict(at, kind, client, **{"who": "", "version": 1, "staleness": 2, "factor": 1.5, **more})
 
 
-def looked(n, left_out=(), at=1000.0, version=5, weights=None, with_others=None, with_itself=None, **masks):
+def looked(n, left_out=(), at=1000.0, version=5, weights=None, **more):
     without = np.isin(np.arange(n), list(left_out))
-    given = {name: np.asarray(masks.get(name, np.ones(n, bool))) for name in ("seen", "live", "present")}
+    given = {name: np.asarray(more.get(name, np.ones(n, bool))) for name in ("seen", "live", "present")}
     weights = np.where(without, 0.0, 1 / n) if weights is None else np.asarray(weights)
-    agreement = {"with_others": with_others, "with_itself": with_itself}
+    agreement = {name: more.get(name) for name in MEAN_UPDATES}
     return Look(at, version, {}, **given, weights=weights, left_out=without, threshold=math.inf, **agreement)
 
 
@@ -92,7 +93,7 @@ def test_a_client_is_named_when_its_weight_is_low_for_ten_looks():
 
 
 def agreeing(looks, **agreement):
-    """A view after so many looks. agreement: with_others, with_itself"""
+    """A view after so many looks. agreement: MEAN_UPDATES"""
     view, n = View(), len(next(iter(agreement.values())))
     for k in range(looks):
         view.look(looked(n, at=1000.0 + k, **{name: np.array(values) for name, values in agreement.items()}))
@@ -116,6 +117,14 @@ def test_nobody_is_named_where_the_fleet_disagrees(others):
 def test_a_client_is_named_when_its_updates_have_no_direction():
     _, named = agreeing(10, with_itself=[1.0, 0.5, 1.2, 0.05, 0.21, math.nan])
     assert named == {3: "its updates have no direction in common, mean norm 0.05 of the median client's"}
+
+
+def test_a_group_of_clients_that_send_alike_is_named():
+    group = [5.0, 5.0, 6.0, 8.0, 4.0, 5.0, 5.0, 5.0, math.nan, 9.0, 9.0, 9.0]
+    assert agreeing(9, group=group)[1] == {}, "nine looks are too few"
+    why = "it is one of 9 clients that send similar updates, far more than usual"
+    assert agreeing(10, group=group)[1] == dict.fromkeys((9, 10, 11), why)
+    assert agreeing(30, group=[50.0] * 10)[1] == {}, "all clients have the same data"
 
 
 def rounds(view, shares, start, count=40):

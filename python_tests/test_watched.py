@@ -95,7 +95,7 @@ def test_agreement_is_that_of_the_mean_updates(device, n):
     means[-3] = means[:, -3] = 0
     means[-2, -2] = 1e-6
     present = torch.arange(n) != n - 1
-    with_others, with_itself = agreement(means.to(device), present.to(device))
+    with_others, with_itself, group = agreement(means.to(device), present.to(device))
     good, norms = updates[:-3], updates.norm(dim=1)[:-3]
     unit = good / norms[:, None]
     rest = unit.sum(0) - unit
@@ -104,11 +104,15 @@ def test_agreement_is_that_of_the_mean_updates(device, n):
     middle = torch.cat([norms, torch.tensor([1e-3]).double()]).median()
     assert np.allclose(with_itself[:-3], norms / middle)
     assert np.isnan(with_itself[[-3, -1]]).all() and with_itself[-2] < 0.01
+    alike = unit @ unit.T > 0.3
+    sizes = alike.sum(1)
+    assert np.allclose(group[:-3], [min(sizes[k], sizes[alike[k]].double().mean()) for k in range(n - 3)])
+    assert np.isnan(group[-3:]).all() and len(set(group[:-3])) > 1
 
 
 def test_agreement_of_nobody_is_not_known(device):
-    with_others, with_itself = agreement(torch.zeros(3, 3, device=device).double(), torch.ones(3, device=device).bool())
-    assert np.isnan(with_others).all() and np.isnan(with_itself).all()
+    known = agreement(torch.zeros(3, 3, device=device).double(), torch.ones(3, device=device).bool())
+    assert len(known) == 3 and np.isnan(known).all()
 
 
 def test_names_events_and_evaluations():

@@ -16,11 +16,12 @@ REFUSED = [CODES[kind] for kind in ("rejected", "garbage", "failed")]
 # When a client is named. A single look leaves out an honest client now and then, and the filter rejects some honest
 # uploads by design. So: means over several looks, or far more refused uploads than the median client has.
 # docs/guides/watch.md has how soon these bounds name attackers, and how many honest clients (bench/naming.py).
-LOOKS = np.array([10, 5, 10])  # that a mean is over, roughly: of `means`. A client with fewer is not judged by it
+LOOKS = np.array([10, 5, 10, 10])  # that a mean is over, roughly: of `means`. A client with fewer is not judged by it
 LOW = 0.1  # times the median of the mean weights
 AGAINST = -0.2  # cosine with the others, and this many standard deviations below the median client's:
-APART = 3.0
+APART = 2.0
 NOISY = 0.2  # norm of the mean update, 1 being the median client's
+CROWDED = 1.7  # times the median size of the clients' groups
 LATELY = 50  # uploads that count for this, roughly: weights fall by 1 / LATELY with each
 FEWEST = 8  # of them
 USUAL = 0.05  # share of refused uploads, at least, that is taken for the median client's
@@ -29,8 +30,8 @@ SPREADS = 4.0  # and this many standard deviations of a binomial distribution ab
 STATES = ("left out", "counts", "on probation", "expired", "left", "new")  # new: no look has seen it yet
 LEFT_OUT, COUNTS, PROBATION, EXPIRED, LEFT, NEW = range(len(STATES))
 
-WEIGHT, OTHERS, ITSELF = range(3)  # columns of `means`
-IS_LOW, IS_AGAINST, IS_NOISY, IS_REFUSED = range(4)  # columns of `why`
+WEIGHT, OTHERS, ITSELF, GROUP = range(4)  # columns of `means`
+IS_LOW, IS_AGAINST, IS_NOISY, IS_CROWDED, IS_REFUSED = range(5)  # columns of `why`
 SUMS = ("staleness_sum", "means", "lately", "lately_refused")  # begin at 0; other floats are unknown at first
 
 Entry = tuple[float, int, int, int | None, float | None, str]  # at, code, version, staleness, factor, reason
@@ -47,10 +48,10 @@ class Fleet:
         self.state = np.full(0, NEW, np.int8)
         self.has_left = np.zeros(0, bool)  # told so, and no upload since
         self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
-        # In the last looks: weight times the number of clients that count, with_others, with_itself
-        self.means, self.mean_looks = np.zeros((0, 3)), np.zeros((0, 3), np.int64)
+        # In the last looks: weight times the number of clients that count, with_others, with_itself, group
+        self.means, self.mean_looks = np.zeros((0, 4)), np.zeros((0, 4), np.int64)
         self.lately, self.lately_refused = np.zeros(0), np.zeros(0)  # uploads, by weight
-        self.why = np.zeros((0, 4), bool)  # reasons to name it now
+        self.why = np.zeros((0, 5), bool)  # reasons to name it now
         self.named_at, self.named_version = np.full(0, np.nan), np.zeros(0, np.int64)
         self.names: list[str] = []
         self.histories: dict[int, deque[Entry]] = {}
@@ -108,9 +109,9 @@ class Fleet:
         n = min(len(look.seen), MOST_CLIENTS)
         masks = look.seen, look.live, look.present, np.zeros(n, bool) if look.left_out is None else look.left_out
         seen, live, present, without = (np.asarray(mask, bool)[:n] for mask in masks)
-        given = look.weights, look.with_others, look.with_itself
+        given = look.weights, look.with_others, look.with_itself, look.group
         numbers = [np.full(n, np.nan) if values is None else np.asarray(values, float)[:n] for values in given]
-        weights, with_others, with_itself = numbers
+        weights, *mean_updates = numbers
         if any(values.shape != (n,) for values in (live, present, without, *numbers)):
             got = [len(values) for values in (seen, live, present, without, *numbers)]
             raise ValueError(f"View.look: look must have one entry per client in every array, got {got}")
@@ -121,7 +122,7 @@ class Fleet:
         self.weight[:n] = np.where(seen, weights, np.nan)
         self.looks[:n] += present
         self.looks_out[:n] += without
-        now = np.stack([weights * present.sum(), with_others, with_itself], 1)  # (n, 3)
+        now = np.stack([weights * present.sum(), *mean_updates], 1)  # (n, 4)
         known = present[:, None] & np.isfinite(now)
         self.with_others[:n] = np.where(known[:, OTHERS], now[:, OTHERS], np.nan)
         self.mean_looks[:n] += known
@@ -136,26 +137,30 @@ class Fleet:
         usual = np.clip(np.median(share[enough]), USUAL, 1 - USUAL) if enough.any() else 1 - USUAL
         is_far = refused - n * usual > SPREADS * np.sqrt(n * usual * (1 - usual))
         self.why[:, IS_REFUSED] = enough & (share > TIMES * usual) & is_far
-        judged = (self.state <= COUNTS)[:, None] & (self.mean_looks >= LOOKS)  # (n, 3)
-        weight, others, itself = self.means.T
+        judged = (self.state <= COUNTS)[:, None] & (self.mean_looks >= LOOKS)  # (n, 4)
+        weight, others, itself, group = self.means.T
         middle, _ = middle_of(weight[judged[:, WEIGHT]])
         self.why[:, IS_LOW] = judged[:, WEIGHT] & (weight < LOW * middle)
         middle, spread = middle_of(others[judged[:, OTHERS]])
         self.why[:, IS_AGAINST] = judged[:, OTHERS] & (others < min(AGAINST, middle - APART * spread))
         self.why[:, IS_NOISY] = judged[:, ITSELF] & (itself < NOISY)
+        middle, _ = middle_of(group[judged[:, GROUP]])
+        self.why[:, IS_CROWDED] = judged[:, GROUP] & (group > CROWDED * middle)
         first = np.flatnonzero(self.why.any(1) & np.isnan(self.named_at))
         self.named_at[first], self.named_version[first] = at, version
         return first.tolist()
 
     def reason(self, client: int) -> str:
         """Why a client is under suspicion now; "" if it is not."""
-        weight, others, itself = self.means[client].tolist()
+        weight, others, itself, group = self.means[client].tolist()
         if self.why[client, IS_LOW]:
             return f"its weight is {weight:.2f} of the mean"
         if self.why[client, IS_AGAINST]:
             return f"its updates point against those of the others, cosine {others:.2f}"
         if self.why[client, IS_NOISY]:
             return f"its updates have no direction in common, mean norm {itself:.2f} of the median client's"
+        if self.why[client, IS_CROWDED]:
+            return f"it is one of {group:.0f} clients that send similar updates, far more than usual"
         if self.why[client, IS_REFUSED]:
             return f"{self.lately_refused[client] / self.lately[client]:.0%} of its last uploads were refused"
         return ""

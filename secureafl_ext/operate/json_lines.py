@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..validation import MOST, converted, number, or_none, shown, text, whole
-from .verdict import KINDS, Look, Queue, Verdict
+from .verdict import KINDS, MEAN_UPDATES, Look, Queue, Verdict
 from .watched import Evaluation
 
 LONGEST_NAME, LONGEST_REASON = 100, 500  # characters
@@ -113,8 +113,7 @@ def read_look(fields: dict[str, Any]) -> Look:
         left_out=None if given(fields, "left_out") is None else read_list(fields, "left_out", n, n),
         threshold=math.inf if threshold is None else threshold,
         # Lines of version 0.1 have none of these.
-        with_others=read_numbers(fields, "with_others", n) if fields.get("with_others") is not None else None,
-        with_itself=read_numbers(fields, "with_itself", n) if fields.get("with_itself") is not None else None,
+        **{name: read_numbers(fields, name, n) for name in MEAN_UPDATES if fields.get(name) is not None},
         queue=read_queue(fields),
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..validation import converted, printable, shown, whole
 from .json_lines import LONGEST_NAME, LONGEST_REASON, Dropped, read_line
 from .observer import Observer
-from .verdict import Look, Verdict, finite
+from .verdict import MEAN_UPDATES, Look, Verdict, finite
 
 __all__ = ["Dropped", "JsonLog", "read_line"]
 
@@ -132,11 +132,10 @@ def look_fields(look: Look) -> dict[str, Any]:
         "present": look.present.astype(int).tolist(),
         "weights": rounded(look.weights, 6),
         "left_out": None if look.left_out is None else look.left_out.astype(int).tolist(),
-        "with_others": None if look.with_others is None else rounded(look.with_others, 3),
-        "with_itself": None if look.with_itself is None else rounded(look.with_itself, 3),
+        **{name: rounded(getattr(look, name), 3) for name in MEAN_UPDATES},
         "queue": None if look.queue is None else asdict(look.queue),
     }
 
 
-def rounded(values: np.ndarray, digits: int) -> list[float | None]:
-    return [finite(float(f"{value:.{digits}g}")) for value in values.tolist()]
+def rounded(values: np.ndarray | None, digits: int) -> list[float | None] | None:
+    return None if values is None else [finite(float(f"{value:.{digits}g}")) for value in values.tolist()]

@@ -24,6 +24,7 @@ EVENTS = {  # of the Flower loop; the others there are uploads
     "unsent": "Flower took no message for it",
 }
 KINDS = {**UPLOADS, **EVENTS}
+MEAN_UPDATES = ("with_others", "with_itself", "group")  # what a Look says of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Look:
     # Of the clients' mean updates, NaN if not known; None unless rule="kinship" or "support"
     with_others: np.ndarray | None = None  # (n) cosine with those of all others
     with_itself: np.ndarray | None = None  # (n) norm, 1: the median client's; near 0: its updates are noise
+    group: np.ndarray | None = None  # (n) clients with similar ones, itself among them
     queue: Queue | None = None  # of the Flower loop, if the server is in one
 
 

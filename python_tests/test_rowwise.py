@@ -10,7 +10,7 @@ from states import enqueued_like_submitted, identical, never_waits
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.config import Config
-from secureafl_ext.engines import row_wise
+from secureafl_ext.engines import row_wise, sums
 from secureafl_ext.engines.history import History
 from secureafl_ext.rules.row_rules import bucketed
 
@@ -155,13 +155,18 @@ def known(device, dtype=F64, memory=2):
     return history
 
 
+def accepted(client, update, history):
+    products, square = sums.inner(history.last_updates, update), sums.inner(update[None], update)[0]
+    yes = torch.tensor(True, device=update.device)
+    return row_wise.Arrival(torch.tensor([client], device=update.device), update, products, square, yes, yes, yes)
+
+
 @pytest.mark.parametrize("client", range(4))
 def test_the_account_of_corrections_is_that_of_the_op(client, device):
     history, update = known(device), torch.ones(SIZE, dtype=F64, device=device)
     model, taken = torch.zeros_like(update), torch.tensor(True, device=device)
     rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    number = torch.tensor([client], device=device)
-    _, ours = rows.aggregate(number, update, model, taken, taken, taken, history, history.seen)
+    _, ours = rows.aggregate(accepted(client, update, history), model, history, history.seen)
     past = history.tensors().values()
     _, theirs = torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, 1.0, "mean", 0)
     assert ours.tolist() == theirs.tolist() and len(set(ours.tolist())) == 4
@@ -172,19 +177,18 @@ def test_an_estimate_that_leaves_the_floats_is_the_last_update(device):
     for tensor in (history.last_updates, history.dg):
         tensor.fill_(3e38)
     history.dw.fill_(1.0)
-    update, taken = torch.full((SIZE,), 3e38, device=device), torch.tensor(True, device=device)
+    update = torch.full((SIZE,), 3e38, device=device)
     rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    number, model = torch.tensor([0], device=device), update / 1e37
-    direction, _ = rows.aggregate(number, update, model, taken, taken, taken, history, history.seen)
+    direction, _ = rows.aggregate(accepted(0, update, history), update / 1e37, history, history.seen)
     assert torch.allclose(direction, update)
 
 
 def test_inner_products_by_stretches_are_exact_float64_sums(monkeypatch, device):
     rows = torch.randn(5, 37, generator=torch.Generator().manual_seed(0)).to(device)
-    monkeypatch.setattr(row_wise, "CHUNK", 20)
+    monkeypatch.setattr(sums, "CHUNK", 20)
     for others in (rows[0], rows[:3]):
         expected = rows.double() @ others.double().movedim(-1, 0)
-        assert torch.allclose(row_wise.inner(rows, others), expected, rtol=0, atol=1e-13)
+        assert torch.allclose(sums.inner(rows, others), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": 2, "buckets": 2}, {"estimate": False}], ids=str)

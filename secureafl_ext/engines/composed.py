@@ -8,12 +8,16 @@ from torch import Tensor
 from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
+from ..rules.row_rules import clip_to
 from ..rules.similarity import Similarity
 from .base import Outcome
 from .history import History
 from .presence import Presence
 from .quantile import empty_factors, factor_weights, forget_factors, most_below
-from .row_wise import RowWise
+from .row_wise import Arrival, RowWise
+from .sums import inner, squared_distance
+
+JUDGED = 5  # sums over an update that the verdict depends on
 
 
 class Composed:
@@ -64,7 +68,9 @@ class Composed:
     ) -> Outcome:
         model = models[now]
         number = client if isinstance(client, Tensor) else self._clients[client]
-        update, factor, reason = self._judge(number, update, trained_on)
+        sums = self._sums(number, update, trained_on)
+        clip, factor, reason = self._judge(number, sums[:JUDGED])
+        update = update * clip
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
         steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
@@ -74,7 +80,10 @@ class Composed:
         if not self.config.estimate:
             direction, status = torch.where(taken, update, 0), torch.zeros_like(self.history.pairs)
         elif self.rows:
-            direction, status = self.rows.aggregate(number, update, model, taken, stored, steps, self.history, present)
+            products = torch.where(clip > 0, sums[JUDGED:] * clip, 0)  # clip is 0 if the norm overflows
+            square = torch.where(clip > 0, sums[1] * clip * clip, 0)
+            arrival = Arrival(number, update, products, square, taken, stored, steps)
+            direction, status = self.rows.aggregate(arrival, model, self.history, present)
         else:
             direction, status = self._aggregate(int(client), update, model, taken, present)
         if self.config.pairs == "rounds":
@@ -105,22 +114,35 @@ class Composed:
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
         return self.history.of(client)[:2]
 
-    def _judge(self, client: Tensor, update: Tensor, trained_on: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(update, clipped at first contact; its factor or NaN; the index of the reason)"""
-        last_update, last_model, known = self.history.of(client)
-        finite = update.isfinite().all()
-        length = torch.linalg.vector_norm(update, dtype=torch.float64)
-        clip = (self.config.max_norm / length).clamp(max=1).to(update.dtype)
-        update = torch.where(known, update, update * clip)
+    def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        """(JUDGED, and n more with a row-wise rule) float64: all that a round needs of an update of client (1) but for
+        its coordinates one by one. Sums over the coordinates: coordinates that are not finite, the squares of the
+        update, of its change and of the change of the model, coordinates where the model changed; then the products
+        with all clients' last updates."""
+        last_update, last_model, _ = self.history.of(client)
+        bad, moved = (~update.isfinite()).sum().double(), (trained_on != last_model).sum().double()
+        changes = squared_distance(update, last_update), squared_distance(trained_on, last_model)
+        judged = torch.stack([bad, inner(update[None], update)[0], *changes, moved])
+        return torch.cat([judged, inner(self.history.last_updates, update)]) if self.rows else judged
 
-        factor = ops.lipschitz(update, last_update, trained_on, last_model)
-        moved = (trained_on != last_model).any()
+    def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        """update_sums over all coordinates that there are."""
+        return self.update_sums(client, update, trained_on)
+
+    def _judge(self, client: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(the factor that clips the update, 1 but at first contact; its Lipschitz factor or NaN; the index of the
+        reason). sums: (JUDGED)"""
+        bad, square, update_change, model_change, moved = sums.unbind()
+        known, finite, moved = self.seen.index_select(0, client)[0], bad == 0, moved > 0
+        clip = torch.where(known, 1.0, clip_to(square.sqrt(), self.config.max_norm)).to(self.config.dtype)
+        unchanged = (update_change == 0) & (model_change == 0)
+        factor = torch.where(unchanged, 0.0, update_change.sqrt() / model_change.sqrt())
         defined = known & finite & moved & factor.isfinite()
         steep = self._record(client, factor, defined) | ~factor.isfinite()
         reason = torch.where(moved, STEEP * steep, SAME_VERSION * (factor != 0))
         reason = torch.where(known, reason if self.config.filter else torch.zeros_like(reason), FIRST)
         reason = torch.where(finite, reason, NOT_FINITE)
-        return update, torch.where(defined, factor, torch.nan), reason
+        return clip, torch.where(defined, factor, torch.nan), reason
 
     def _record(self, client: Tensor, factor: Tensor, when: Tensor) -> Tensor:
         """Put the factor of client (1) into Q. True if more than the share `quantile` of the others lies below it.

@@ -1,6 +1,6 @@
 """RowWise: the aggregate of a rule that weighs whole rows: inner products, weights, one weighted sum."""
 
-from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from ..rules.registry import check_weights
 from ..rules.row_rules import MAX_SQUARE, WEIGHTS, bucketed, clip_to, median_of, row_norms
 from ..rules.support import Support
 from .history import History
+from .sums import inner
 
-CHUNK = 2**22  # values converted to float64 at a time for inner products: no copy of the whole history
 AT_THE_CAP = 1 - 1e-5  # a correction with this share of the largest allowed norm was capped, up to rounding
 
 
@@ -24,6 +24,18 @@ def refresh_rounds(clients: int) -> int:
     """Rounds between two refreshes of rule="support". A client uploads about twice meanwhile, and each time its
     averages change by a fiftieth. A refresh takes n^3 operations, so a round takes n^2."""
     return 2 * clients
+
+
+class Arrival(NamedTuple):
+    """An update that has been judged."""
+
+    client: Tensor  # (1) int64
+    update: Tensor  # (d), clipped at first contact
+    along: Tensor  # (n) float64, inner products with the clients' last updates; 0 without one
+    square: Tensor  # () float64, of its norm
+    taken: Tensor  # () bool, whether it takes part in this round
+    stored: Tensor  # () bool, whether it takes part in later ones
+    steps: Tensor  # () bool, whether the model will step
 
 
 class RowWise:
@@ -56,38 +68,26 @@ class RowWise:
         if self.similarity:
             self.similarity.forget(client)
 
-    def aggregate(
-        self,
-        client: Tensor,
-        update: Tensor,
-        model: Tensor,
-        taken: Tensor,
-        stored: Tensor,
-        steps: Tensor,
-        history: History,
-        present: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def aggregate(self, arrival: Arrival, model: Tensor, history: History, present: Tensor) -> tuple[Tensor, Tensor]:
         """(the direction to step along (d), the status of each client's correction (n)). Call before history.remember.
 
-        client: (1) int64    taken, stored: () bool, whether the update takes part in this round, and in later ones
-        steps: () bool, whether the model will step along the direction    present: (n) bool, clients that count
+        present: (n) bool, clients that count
         """
-        update = torch.where(taken | stored, update, 0)  # NaN * 0 is NaN: a row that is not finite must not be there
+        client, update, along, square, taken, stored, steps = arrival
+        used = taken | stored  # NaN * 0 is NaN: a row that is not finite must not be there
+        update, along, square = (torch.where(used, value, 0) for value in (update, along, square))
         corrected = self.config.memory > 0 and self.config.trust > 0
         rows = self._estimates(model, history) if corrected else history.last_updates  # (n, d)
         products = inner(rows, rows) if corrected else self.products
-        along, square = inner(rows, update), update.double() @ update.double()
-        products = _replaced(products, client, along, square)
+        products = _replaced(products, client, inner(rows, update) if corrected else along, square)
         mask = present.index_copy(0, client, taken[None]) & (products.diagonal() <= MAX_SQUARE)
         clip, similarity = None, self.similarity
         if similarity:
             norms = products.diagonal().sqrt()
             median_norm = median_of(norms, mask)  # with clients on probation: frequent attackers leave it first
             clip = clip_to(norms, median_norm)  # median of all, not of the kept: most of these may be attackers
-            if corrected:  # similarity compares the updates that were sent, not their estimates
-                along, last_norms = inner(history.last_updates, update), row_norms(history.last_updates)
-            else:
-                last_norms = self.products.diagonal().sqrt()
+            # Similarity compares the updates that were sent, not their estimates.
+            last_norms = row_norms(history.last_updates) if corrected else self.products.diagonal().sqrt()
             known = history.seen.index_select(0, client) & stored
             if isinstance(similarity, Kinship):
                 mask = similarity.past_probation(mask)
@@ -107,11 +107,17 @@ class RowWise:
             direction += of_centre.to(rows.dtype) * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
-        if isinstance(similarity, Support) and int(self.rounds) % self.every == 0:  # waits for the device
+        if isinstance(similarity, Support) and self.refreshed:
             has_row = history.seen.index_select(0, client) | stored  # a first update that is not stored leaves no row
             similarity.refresh(present.index_copy(0, client, present.index_select(0, client) & has_row))
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
+
+    @property
+    def refreshed(self) -> bool:
+        """Whether the last round refreshes rule="support". Waits for the device."""
+        rounds = int(self.rounds) if isinstance(self.similarity, Support) else 0
+        return rounds > 0 and rounds % self.every == 0
 
     def weights(self, model: Tensor, history: History, present: Tensor) -> Tensor:
         """(n) float64: the weights of the clients' rows in a step from this model (d), before clipping to the median
@@ -166,13 +172,6 @@ class RowWise:
         status = torch.where(length == 0, fallback, torch.where(length >= AT_THE_CAP * most, capped, plain))
         status = torch.where(history.pairs > 0, status, no_pairs)
         return torch.where(present, status, absent).index_fill(0, client, absent)
-
-
-def inner(rows: Tensor, others: Tensor) -> Tensor:
-    """Inner products of rows (n, d) with others (d) or (k, d), in float64: (n) or (n, k)."""
-    width = max(1, CHUNK // len(rows))
-    chunks = zip(rows.split(width, 1), others.split(width, -1), strict=True)
-    return reduce(torch.add, (a.double() @ b.double().movedim(-1, 0) for a, b in chunks))
 
 
 def _replaced(products: Tensor, here: Tensor, others: Tensor, own: Tensor) -> Tensor:

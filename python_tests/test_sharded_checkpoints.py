@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from splits import (
     KINDS,
+    ROW_KINDS,
     SETTINGS,
     D,
     N,
@@ -42,9 +43,15 @@ def load_and_go_on(group, path, arrivals):
     return before, verdicts, digest(server.state_dict()), whole_state(server, group)
 
 
-@pytest.mark.parametrize(("kind", "saved", "loaded"), [("median", 2, 3), ("float16", 3, 2), ("float16", 2, 2)])
+@pytest.mark.parametrize(
+    ("kind", "saved", "loaded"),
+    [
+        *(("median", 2, 3), ("float16", 3, 2), ("float16", 2, 2)),
+        *(("support", 2, 3), ("support", 2, 2), ("kinship", 3, 1), ("float64", 1, 2)),
+    ],
+)
 def test_saved_on_some_ranks_and_loaded_on_others(ranks, tmp_path, kind, saved, loaded):
-    settings, path = {**SETTINGS, **KINDS[kind]}, tmp_path / "server.safetensors"
+    settings, path = {**SETTINGS, **(KINDS | ROW_KINDS)[kind]}, tmp_path / "server.safetensors"
     arrivals, verdicts, whole = history_of_arrivals(settings, 120)
     states = ranks.run(saved, save_after, settings, arrivals[:80], path)
     shards = sorted(file.name for file in tmp_path.iterdir())
@@ -59,10 +66,11 @@ def test_saved_on_some_ranks_and_loaded_on_others(ranks, tmp_path, kind, saved, 
         assert [after for *_, after, _ in answers] == ranks.run(saved, digests, settings, arrivals)
 
 
-def test_saved_on_ranks_and_loaded_on_none_and_back(ranks, tmp_path):
-    path = tmp_path / "server.safetensors"
-    arrivals, verdicts, whole = history_of_arrivals(SETTINGS, 120)
-    ranks.run(2, save_after, SETTINGS, arrivals[:60], path)
+@pytest.mark.parametrize("kind", ["median", "support", "kinship"])
+def test_saved_on_ranks_and_loaded_on_none_and_back(ranks, tmp_path, kind):
+    settings, path = {**SETTINGS, **(KINDS | ROW_KINDS)[kind]}, tmp_path / "server.safetensors"
+    arrivals, verdicts, whole = history_of_arrivals(settings, 120)
+    ranks.run(2, save_after, settings, arrivals[:60], path)
     alone = SecureAFL.load(path)
     for arrival in arrivals[60:90]:
         alone.submit(*arrival)

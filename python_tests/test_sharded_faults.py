@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from splits import SETTINGS, D, N, digest, digests, history_of_arrivals, replay, start
+from splits import ROW_KINDS, SETTINGS, D, N, digest, digests, history_of_arrivals, replay, start
 
 from secureafl_ext import SecureAFL
 
 
-def mistakes(group, arrivals):
+def mistakes(group, settings, arrivals):
     """Rank 1 errs in every way; what each rank was told, and whether all went on as if nothing had been."""
-    server, rank, told = start(SETTINGS, group), dist.get_rank(group), {}
+    server, rank, told = start(settings, group), dist.get_rank(group), {}
     replay(server, arrivals[:20], group)
 
     def err(name, call, wrong):
@@ -23,6 +23,13 @@ def mistakes(group, arrivals):
             (wrong if rank == 1 else call)()
         except Exception as error:
             told[name] = f"{type(error).__name__} {error}"
+
+    def out_of_memory():
+        server._engine.update_sums = lambda *_: torch.empty(2**60)
+        try:
+            server.submit(3, good, now)
+        finally:
+            del server._engine.update_sums
 
     good, now = torch.ones_like(server.model), server.version
     for name, *wrong in (
@@ -37,7 +44,10 @@ def mistakes(group, arrivals):
         ("future", 3, good, now + 1),
     ):
         err(name, lambda: server.submit(3, good, now), lambda wrong=wrong: server.submit(*wrong))
+    err("memory", lambda: server.submit(3, good, now), out_of_memory)
     err("call", lambda: server.submit(3, good, now), server.estimates)
+    err("forget", lambda: server.forget(3), lambda: server.forget(4))
+    err("leave", lambda: server.leave(3), lambda: server.leave(N))
     err("path", lambda: server.save("one"), lambda: server.save("other"))
     state = (
         server.state_dict()
@@ -45,18 +55,20 @@ def mistakes(group, arrivals):
     err("state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "dw": good}))
     err("other state", lambda: server.load_state_dict(state), lambda: server.load_state_dict({**state, "version": 3}))
     whole = torch.zeros(D)
-    err("settings", lambda: start(SETTINGS, group), lambda: start({**SETTINGS, "lr": 0.1}, group))
-    err("setting", lambda: start(SETTINGS, group), lambda: start({**SETTINGS, "lr": math.nan}, group))
-    err("slice", lambda: start(SETTINGS, group), lambda: SecureAFL(whole, N, **SETTINGS, process_group=group))
-    err("model", lambda: start(SETTINGS, group), lambda: SecureAFL([0.0], N, **SETTINGS, process_group=group))
-    err("file", lambda: start(SETTINGS, group), lambda: SecureAFL.load(os.devnull, process_group=group))
+    err("settings", lambda: start(settings, group), lambda: start({**settings, "lr": 0.1}, group))
+    err("setting", lambda: start(settings, group), lambda: start({**settings, "lr": math.nan}, group))
+    err("slice", lambda: start(settings, group), lambda: SecureAFL(whole, N, **settings, process_group=group))
+    err("model", lambda: start(settings, group), lambda: SecureAFL([0.0], N, **settings, process_group=group))
+    err("file", lambda: start(settings, group), lambda: SecureAFL.load(os.devnull, process_group=group))
     replay(server, arrivals[20:], group)
     return told, now, digest(server.state_dict())
 
 
-def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks):
-    arrivals, *_ = history_of_arrivals(SETTINGS, 40)
-    answers = ranks.run(2, mistakes, arrivals)
+@pytest.mark.parametrize("kind", [{}, ROW_KINDS["support"]], ids=["median", "support"])
+def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks, kind):
+    settings = {**SETTINGS, **kind}
+    arrivals, *_ = history_of_arrivals(settings, 40)
+    answers = ranks.run(2, mistakes, settings, arrivals)
     (right, now, _), (wrong, *_) = answers
     first, second = D // 2 + 1, D // 2
     tensor = f"ValueError SecureAFL.submit: update must be a tensor ({second},) float32, got"
@@ -67,6 +79,8 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks):
         "no client": f"ValueError SecureAFL.submit: client must lie in 0..{N - 1}, got {N}",
         "no number": "TypeError 'str' object cannot be interpreted as an integer",
         "future": "ValueError SecureAFL.submit: version must lie in",
+        "memory": "RuntimeError",
+        "leave": f"ValueError SecureAFL.leave: client must lie in 0..{N - 1}, got {N}",
         "state": "ValueError SecureAFL.load_state_dict: dw must be",
         "setting": "ValueError SecureAFL: lr must be a finite number, got nan",
         "model": "ValueError SecureAFL: model must be a flat float32 or float64 tensor, got list",
@@ -78,6 +92,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks):
         "version": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, {now - 1} on rank",
         "stale": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, 2 on rank 1; nothing",
         "call": "call must be the same on all ranks, got submit on rank 0, estimates on rank 1; nothing has changed",
+        "forget": "SecureAFL.forget: client must be the same on all ranks, got 3 on rank 0, 4 on rank 1; nothing has",
         "path": "SecureAFL.save: file must be the same on all ranks",
         "other state": "SecureAFL.load_state_dict: version must be the same on all ranks",
         "settings": "SecureAFL: settings must be the same on all ranks",
@@ -88,7 +103,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks):
         wrong["file"].startswith("ValueError SecureAFL.load: /dev/null must be a file")
         and "raised an error" in right["file"]
     )
-    assert [state for *_, state in answers] == ranks.run(2, digests, SETTINGS, arrivals)
+    assert [state for *_, state in answers] == ranks.run(2, digests, settings, arrivals)
 
 
 def loses_a_rank(group, arrivals, how):
@@ -124,7 +139,10 @@ def test_a_rank_that_is_lost_ends_the_others_within_the_time_out(ranks, how):
 
 def refusals(group):
     told = []
-    for settings in ({"rule": "krum"}, {"memory": 0}, {"pairs": "rounds"}, {"history_dtype": torch.float64}):
+    for settings in (
+        *({"rule": "support"}, {"rule": "centered_clip"}, {"rule": "centered_clip", "memory": 0}),
+        *({"pairs": "rounds"}, {"history_dtype": torch.float64}),
+    ):
         with pytest.raises(ValueError) as error:
             start({**SETTINGS, **settings}, group)
         told.append(str(error.value))
@@ -136,8 +154,11 @@ def refusals(group):
 
 def test_what_is_not_split_is_refused_in_words(ranks):
     ((told, enqueue, capturable, version),) = ranks.run(1, refusals)
-    names = ("rule='krum'", "memory=0 on cpu (only 1 to 16)", "pairs='rounds'", "history_dtype=float64")
-    assert told == [f"SecureAFL: process_group does not support {name}" for name in names]
+    only = " with memory=3, only with memory=0"
+    names = f"rule='support'{only}", "rule='centered_clip'", "rule='centered_clip'", f"pairs='rounds'{only}"
+    assert told == [
+        f"SecureAFL: process_group does not support {name}" for name in (*names, f"history_dtype=float64{only}")
+    ]
     assert enqueue == "SecureAFL.enqueue: not supported with process_group; use submit"
     assert not capturable and version == 0
 

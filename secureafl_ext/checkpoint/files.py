@@ -24,6 +24,7 @@ FORMAT, SHARDED_FORMAT = 5, 6
 WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
 SHARDED_FORMATS = (SHARDED_WITHOUT_DIGEST, 4, SHARDED_FORMAT)  # 3 and 4 have no presence of clients
 MOST_SHARDS = 4096
+OPTIONAL = ("centre",)  # a server with a coordinate-wise rule has none
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and leading shape of each tensor
 
 
@@ -127,7 +128,7 @@ def read(
     path = Path(path)
     with tensor_file.opened(path) as file:
         about, shards = _about(file)
-        sliced = () if shards else coordinates
+        sliced = [] if shards else _expected(file, coordinates)
         width = _width(file, sliced)
         tensors = file.load(dict.fromkeys(sliced, bounds(width)), file.digest)
         twice = sorted(set(tensors) & set(coordinates)) if shards else []
@@ -169,6 +170,10 @@ def _checked_shards(file: Reader, shards: Any, digests: bool) -> dict[str, str |
     if not first or [name for name, _ in shards] != [f"{first[1]}{k}-of-{len(shards)}" for k in range(len(shards))]:
         file.refuse(f"its shards must be 1 to {MOST_SHARDS} plain names NAME.TOKEN.RANK-of-RANKS, one of each rank")
     return dict(shards)
+
+
+def _expected(file: Reader, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in file.places or name not in OPTIONAL]
 
 
 def _width(file: Reader, names: Sequence[str]) -> int:
@@ -217,6 +222,7 @@ def _width_and_kinds(path: Path, shard: str, names: Sequence[str]) -> tuple[int,
 
 def _kinds(file: Reader, names: Sequence[str]) -> tuple[int, Kinds]:
     """(d of this shard, dtype and leading shape of each tensor)"""
+    names = _expected(file, names)
     if set(file.places) != set(names):
         file.refuse(f"a shard must have {', '.join(names)} and nothing else")
     return _width(file, names), {name: (place.dtype, place.shape[:-1]) for name, place in file.places.items()}

@@ -1,6 +1,6 @@
 """Engines do the rounds of a server: one fused op where the settings allow it, otherwise plain ops in sequence."""
 
-from .base import Engine, Outcome
-from .choose import check_engine, make_engine, too_large
+from .base import Engine, Outcome, ShardedEngine
+from .choose import check_engine, make_engine, make_sharded, too_large
 
-__all__ = ["Engine", "Outcome", "check_engine", "make_engine", "too_large"]
+__all__ = ["Engine", "Outcome", "ShardedEngine", "check_engine", "make_engine", "make_sharded", "too_large"]

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..rules.kinship import Kinship
 from ..rules.similarity import Similarity
 from .presence import Presence
+from .ranks import NotifyPeers, Ranks
 
 Outcome = tuple[Tensor, Tensor, Tensor]  # accepted () bool, factor () float64 or NaN, index of the reason () int64
 
@@ -71,3 +72,20 @@ class Engine(Protocol):
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         """Continue from a checked state; `model` is the current one."""
+
+
+class ShardedEngine(Engine, Protocol):
+    """An Engine over this rank's coordinates, which decides by sums over all of them.
+
+    A round uses the sums of the last message. Call `synchronize` before every call that reads or changes the state.
+    """
+
+    ranks: Ranks
+    notify_peers: NotifyPeers
+
+    def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        """This rank's part of the sums that a round needs, float64. client: (1) int64    update, trained_on: (d)"""
+
+    def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
+        """One message: agree on this call, and return the sums over all ranks. sums: at most as many as update_sums
+        returns; zeros follow"""

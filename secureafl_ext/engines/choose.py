@@ -4,11 +4,12 @@ import torch
 
 from ..config import Config
 from ..validation import name_of
-from . import fused, kinship, support
-from .base import Engine
+from . import fused, kinship, sharded_composed, support
+from .base import Engine, ShardedEngine
 from .composed import Composed
 from .ranks import Ranks
 from .sharded import Sharded
+from .sharded_composed import ShardedComposed
 
 
 def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, sharded: bool) -> None:
@@ -22,13 +23,18 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
     conflict = fused.unsupported(config, clients, device)
     if conflict and config.pair_dtype == torch.float16:
         raise ValueError(f"SecureAFL: history_dtype=float16 does not support {conflict}")
-    if conflict and sharded:
-        raise ValueError(f"SecureAFL: process_group does not support {conflict}")
+    if conflict and sharded and not sharded_composed.fits(config):
+        only = "" if config.rule == "centered_clip" else f" with memory={config.memory}, only with memory=0"
+        raise ValueError(f"SecureAFL: process_group does not support {conflict}{only}")
 
 
-def make_engine(config: Config, clients: int, size: int, device: torch.device, ranks: Ranks | None) -> Engine:
-    if ranks:
+def make_sharded(config: Config, clients: int, size: int, device: torch.device, ranks: Ranks) -> ShardedEngine:
+    if fused.unsupported(config, clients, device) is None:
         return Sharded(config, clients, size, device, ranks)
+    return ShardedComposed(config, clients, size, device, ranks)
+
+
+def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:
     if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
     if kinship.fits(config, clients, device):

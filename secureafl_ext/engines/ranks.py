@@ -9,9 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Collective calls. "refuse" is sent by a rank whose call raised an error before it changed anything.
-CALLS = ("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse", "leave")
+CALLS = (
+    *("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse", "leave"),
+    "refresh",  # of rule="support", at the end of a round
+)
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
-SLICED = ("models", "last_updates", "last_models", "dw", "dg")  # tensors of a state that are split over the ranks
+# Tensors of a state that are split over the ranks. Only row-wise rules have a centre.
+SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre")
 
 
 def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -107,6 +111,10 @@ class Ranks:
 
     def zeros(self, width: int) -> Tensor:
         return torch.zeros(width, dtype=torch.float64, device=self.device)
+
+    def padded(self, sums: Tensor | None, width: int) -> Tensor:
+        """(width): these sums, if any, then zeros."""
+        return self.zeros(width) if sums is None else torch.cat([sums, self.zeros(width - len(sums))])
 
     def _exchange(self, numbers: list[int], sums: Tensor) -> tuple[list[list[int]], Tensor]:
         """(the report of each rank, the sums over all ranks)"""

@@ -21,8 +21,7 @@ class Sharded(Fused):
     """A fused round over this rank's coordinates. It decides by sums over all of them.
 
     The sums of a pass over the history are first needed for the estimates of the next round. So they travel with the
-    next message: that of the next round, or of any call that reads the estimates or the state. Call `synchronize`
-    before either.
+    next message: that of the next round, or of any call that reads the estimates or the state.
     """
 
     capturable = False
@@ -37,27 +36,22 @@ class Sharded(Fused):
         self._update_sums = ranks.zeros(UPDATE_SUMS)
         self.notify_peers = NotifyPeers(ranks, UPDATE_SUMS + count)
 
-    def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
-        """Agree on this call, finish the last round, and return the sums (5) over all ranks."""
-        sums = self.ranks.zeros(UPDATE_SUMS) if sums is None else sums
-        sums = self.ranks.agree(call, facts, torch.cat([sums, self._pass_sums]))
-        if self._pending:
-            torch.ops.secureafl.renew_(self._verdict, sums[UPDATE_SUMS:], *self._per_client, self.config.trust)
-            self._pending = False
-        return sums[:UPDATE_SUMS]
+    def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        return torch.ops.secureafl.update_sums(update, client, trained_on, self.last)
 
-    def begin_round(self, facts: Mapping[str, int], client: int, update: Tensor, trained_on: Tensor | None) -> None:
-        """The message before a round. trained_on None: the update is refused on all ranks, and no round follows."""
-        sums = None
-        if trained_on is not None:
-            with self.notify_peers:
-                sums = torch.ops.secureafl.update_sums(update, self._clients[client], trained_on, self.last)
-        self._update_sums = self.synchronize("submit", facts, sums)
+    def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
+        """Finishes the last round too."""
+        message = self.ranks.padded(sums, UPDATE_SUMS), self._pass_sums
+        self._update_sums, pass_sums = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
+        if self._pending:
+            torch.ops.secureafl.renew_(self._verdict, pass_sums, *self._per_client, self.config.trust)
+            self._pending = False
+        return self._update_sums
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        """After begin_round with the same update."""
+        """After synchronize with the sums of this update."""
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts, self._arrived
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, *self._settings

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..checkpoint import files
 from ..checkpoint import state as states
+from ..engines import ShardedEngine
 from ..engines.ranks import SLICED, Ranks, checksum
-from ..engines.sharded import UPDATE_SUMS, Sharded
 from ..validation import name_of
 from .core import ServerCore
 
@@ -72,7 +72,7 @@ class CheckpointedServer(ServerCore):
 
 
 def save_sharded(
-    engine: Sharded, path: Path, version: int, describe: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+    engine: ShardedEngine, path: Path, version: int, describe: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 ) -> None:
     """Every rank writes its slices beside `path`. When all have, rank 0 writes `path`, which names them.
 
@@ -81,7 +81,7 @@ def save_sharded(
     """
     facts = {"file": zlib.crc32(path.name.encode()), "version": version}
     ranks = engine.ranks
-    drawn = ranks.zeros(UPDATE_SUMS)
+    drawn = ranks.zeros(1)
     drawn[0] = secrets.randbits(52) if ranks.rank == 0 else 0  # the sum is rank 0's number: one file name for all
     token = int(engine.synchronize("save", {**facts, "step": 1}, drawn)[0])
     names = [files.shard_name(path, token, rank, ranks.count) for rank in range(ranks.count)]
@@ -91,7 +91,7 @@ def save_sharded(
             tensors, about = describe()
             if ranks.rank == 0:
                 files.clear(path)
-            files.write_file(own, {name: tensors.pop(name) for name in SLICED}, {})
+            files.write_file(own, {name: tensors.pop(name) for name in SLICED if name in tensors}, {})
         engine.synchronize("save", {**facts, "step": 2})
     except BaseException:
         own.unlink(missing_ok=True)  # no checkpoint names it yet

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..config import COUNTS, Config
-from ..engines import check_engine, make_engine, too_large
+from ..engines import Engine, check_engine, make_engine, make_sharded, too_large
 from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks
-from ..engines.sharded import Sharded
 from ..rules.row_rules import left_out
 from ..validation import check_kept, check_start
 from .streams import StreamOrder
@@ -36,12 +35,12 @@ class ServerCore:
         try:
             # A ring buffer: version v lies in row v % rows. One row more than are kept holds the next model.
             self._models = torch.zeros(config.max_staleness + 2, size, dtype=config.dtype, device=device)
-            self._engine = make_engine(config, clients, size, device, ranks)
+            self._sharded = make_sharded(config, clients, size, device, ranks) if ranks else None
+            self._engine: Engine = self._sharded or make_engine(config, clients, size, device)
         except torch.OutOfMemoryError as error:
             raise too_large(config, clients, size, device) from error
         self._models[0] = model.detach()
         self._rows = self._models.unbind()  # views made once: indexing costs more host time than the lock
-        self._sharded = self._engine if isinstance(self._engine, Sharded) else None
         self._notify_peers = self._sharded.notify_peers if self._sharded else NotifyPeers(None)
         self._quorum = math.ceil(config.quorum * clients)  # clients
         self._stale = self._too_soon = 0

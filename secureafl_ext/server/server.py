@@ -101,8 +101,12 @@ class SecureAFL(CheckpointedServer):
             staleness, trained_on = self.version - version, self._rows[version % len(self._rows)]
             kept, on_turn = staleness <= self.config.max_staleness, self._is_on_turn(client)
             if self._sharded:
+                sums = None  # of an update that all ranks refuse
+                if kept and on_turn:
+                    with self._notify_peers:
+                        sums = self._sharded.update_sums(self._engine.number_of(client), update.detach(), trained_on)
                 facts = {"client": client, "version": version, "the server's version": self.version}
-                self._sharded.begin_round(facts, client, update.detach(), trained_on if kept and on_turn else None)
+                self._sharded.synchronize("submit", facts, sums)
             if not kept:
                 self._stale += 1
                 return stale_receipt(version, self.version, self.config.max_staleness, update.device)

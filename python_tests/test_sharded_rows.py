@@ -1,0 +1,191 @@
+"""A server with a row-wise rule, or without pairs, split over ranks, against the whole one, in real processes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from splits import ROW_KINDS, SETTINGS, N, agree, digest, digests, history_of_arrivals, replay, start, whole_state
+
+from secureafl_ext import SecureAFL, gather, shard
+from secureafl_ext.config import REASONS
+from secureafl_ext.engines.composed import Composed
+from secureafl_ext.engines.row_wise import refresh_rounds
+from secureafl_ext.rules import support
+
+D = 2_003
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def settings_of(kind):
+    return {**SETTINGS, **ROW_KINDS[kind]}
+
+
+def comings_and_goings(server, k):
+    if k % 50 == 33:
+        server.forget(k % N)
+    if k % 50 == 45:
+        server.leave((k + 3) % N)
+
+
+def counted(server, k, counts):
+    comings_and_goings(server, k)
+    if k % 8 == 0:
+        counts.append(server.stats())
+
+
+def observed(group, settings, arrivals):
+    server, sent, counts = start(settings, group, D), [], []
+    plain = dist.all_reduce
+    dist.all_reduce = lambda message, **rest: sent.append(len(message)) or plain(message, **rest)
+    try:
+        verdicts = replay(server, arrivals, group, lambda *now: counted(*now, counts))
+    finally:
+        dist.all_reduce = plain
+    return verdicts, sent, counts, server.weights(), digest(server.state_dict()), whole_state(server, group)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "length"),
+    [
+        *(("support", 2, 300), ("support", 3, 300), ("kinship", 2, 300), ("kinship", 3, 300)),
+        *(("float64", 2, 100), ("krum in buckets", 2, 100), ("median without pairs", 3, 100)),
+    ],
+)
+def test_equals_the_whole_server(ranks, kind, count, length):
+    settings, expected_counts = settings_of(kind), []
+    arrivals, expected, whole = history_of_arrivals(settings, length, D, lambda *now: counted(*now, expected_counts))
+    assert whole.version >= 200 or length < 300
+    happened = {reason.split(" version")[0] for reason, *_ in expected}
+    assert {*REASONS[:3], REASONS[4], "stale:"} <= happened
+    assert any(torch.linalg.vector_norm(update) > SETTINGS["max_norm"] for _, update, _ in arrivals[:4])  # are clipped
+    if "expiry" in settings:
+        assert all(any(counts[name] for counts in expected_counts) for name in ("expired", "on_probation"))
+    if settings.get("rule") == "support":
+        assert whole.state_dict()["shift"].abs().max() > 0.03  # a third of a mean weight
+
+    answers = ranks.run(count, observed, settings, arrivals)
+    for verdicts, sent, counts, weights, (shared, _), state in answers:
+        assert [(reason, version) for reason, _, version in verdicts] == [(r, v) for r, _, v in expected]
+        factors = [factor for _, factor, _ in expected]
+        assert [factor for _, factor, _ in verdicts] == pytest.approx(factors, rel=1e-4, nan_ok=True)
+        assert counts == expected_counts
+        assert shared == answers[0][4][0]  # every rank has decided and knows the same
+        agree(state, whole.state_dict())
+        assert torch.allclose(weights, whole.weights(), rtol=1e-4, atol=1e-6)
+        row_wise = settings.get("rule") is not None
+        refreshes = whole.version // refresh_rounds(N) if settings.get("rule") == "support" else 0
+        gone = sum(k % 50 in (33, 45) for k in range(length))
+        # one message a submission, forget or leave, of n numbers; one more for a refresh
+        assert sent == [4 * count + 5 + N * row_wise] * (length + gone + refreshes)
+
+
+@pytest.mark.parametrize("kind", ["support", "kinship"])
+def test_repeats_bit_for_bit(ranks, kind):
+    settings = settings_of(kind)
+    arrivals, *_ = history_of_arrivals(settings, 40, D)
+    once, again = (ranks.run(3, digests, settings, arrivals, D, comings_and_goings) for _ in range(2))
+    assert once == again
+
+
+def test_a_group_of_one_is_the_composed_server_bit_for_bit(ranks):
+    settings = settings_of("float64")
+    arrivals, _, whole = history_of_arrivals(settings_of("float64"), 60, D)
+    assert type(whole._engine) is Composed
+    assert ranks.run(1, digests, settings, arrivals, D) == [digest(whole.state_dict())]
+
+
+def disagree(group, arrivals):
+    """Rank 1 finds other shifts at every refresh."""
+    plain = support.shifts
+    if dist.get_rank(group) == 1:
+        support.shifts = lambda means: plain(means) + 0.01
+    try:
+        return digests(group, settings_of("support"), arrivals, D)
+    finally:
+        support.shifts = plain
+
+
+def test_all_ranks_take_the_shifts_of_the_first(ranks):
+    """Eigenvectors of equal eigenvalues are arbitrary."""
+    arrivals, *_ = history_of_arrivals(settings_of("support"), 40, D)
+    assert ranks.run(2, disagree, arrivals) == ranks.run(2, digests, settings_of("support"), arrivals, D)
+
+
+def onlooker(group, settings, arrivals):
+    server = start(settings, group, D)
+    for arrival in arrivals[:-1]:
+        replay(server, [arrival], group)
+        server.estimates(), server.state_dict()
+    replay(server, arrivals[-1:], group)
+    known = None
+    if dist.get_rank(group) == 0:  # calls without a message
+        server.threshold(), server.checkout(), server.last(torch.tensor([0])), server.left_out()
+        known = server.stats(), server.weights(), server.similarity.clone(), server.present.clone()
+    return known, gather(server.estimates(), group), digest(server.state_dict())
+
+
+def test_looking_changes_nothing(ranks):
+    settings = settings_of("support")
+    arrivals, _, whole = history_of_arrivals(settings_of("support"), 40, D)
+    answers = ranks.run(2, onlooker, settings, arrivals)
+    assert [state for *_, state in answers] == ranks.run(2, digests, settings, arrivals, D)
+    stats, weights, similarity, present = answers[0][0]
+    assert stats == whole.stats() and torch.equal(present, whole.present)
+    assert torch.allclose(weights, whole.weights(), rtol=1e-4) and weights.any()
+    assert torch.allclose(similarity, whole.similarity, atol=1e-6) and similarity.any()
+    for _, estimates, _ in answers:
+        assert torch.allclose(estimates, whole.estimates(), rtol=1e-4, atol=1e-6)
+
+
+def small(group, settings, arrivals, d):
+    server = start(settings, group, d)
+    return replay(server, arrivals, group), len(server.model), gather(server.model, group)
+
+
+def test_a_rank_may_have_no_coordinates(ranks):
+    settings = settings_of("kinship")
+    arrivals, expected, whole = history_of_arrivals(settings, 30, 2)
+    answers = ranks.run(3, small, settings, arrivals, 2)
+    assert [length for _, length, _ in answers] == [1, 1, 0]
+    for verdicts, _, model in answers:
+        assert [reason for reason, *_ in verdicts] == [reason for reason, *_ in expected]
+        assert torch.allclose(model, whole.model, rtol=1e-4)
+
+
+def huge_first_update(group, settings):
+    """Its square overflows on one rank alone."""
+    server = start(settings, group, 4)
+    update = torch.tensor([1e200, 2e200] if dist.get_rank(group) == 0 else [1.0, 2.0], dtype=torch.float64)
+    receipts = [server.submit(0, update, 0), server.submit(1, update / update.norm(), 0)]
+    return [receipt.reason for receipt in receipts], whole_state(server, group)
+
+
+def test_a_norm_that_overflows_is_one_on_all_ranks(ranks):
+    settings = {**settings_of("float64"), "expiry": 12}
+    whole = SecureAFL(torch.zeros(4, dtype=torch.float64), N, **settings)
+    small = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    first = torch.cat([1e200 * small, small])
+    second = torch.cat([part / part.norm() for part in (first[:2], small)])
+    expected = [whole.submit(0, first, 0).reason, whole.submit(1, second, 0).reason]
+    for reasons, state in ranks.run(2, huge_first_update, settings):
+        assert reasons == expected == [REASONS[1]] * 2
+        agree(state, whole.state_dict())
+
+
+# On a GPU
+
+
+def on_the_gpu(group, settings, arrivals):
+    server = SecureAFL(shard(torch.zeros(D, device="cuda"), group), N, **settings, process_group=group)
+    verdicts = replay(server, [(client, update.cuda(), version) for client, update, version in arrivals], group)
+    return [reason for reason, *_ in verdicts], server.model.cpu()
+
+
+@needs_gpu
+@pytest.mark.parametrize(("backend", "count"), [("nccl", 1), ("gloo", 2)])
+@pytest.mark.parametrize("kind", ["support", "kinship"])
+def test_on_a_gpu(ranks, kind, backend, count):
+    arrivals, expected, whole = history_of_arrivals(settings_of(kind), 60, D)
+    answers = ranks.run(count, on_the_gpu, settings_of(kind), arrivals, backend=backend)
+    assert all(verdicts == [reason for reason, *_ in expected] for verdicts, _ in answers)
+    model = torch.cat([part for _, part in answers])
+    assert (model - whole.model).norm() <= 1e-4 * model.norm()

@@ -1,0 +1,58 @@
+"""ShardedComposed: a composed round whose coordinates are split over the ranks of a process group."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..rules.support import Support
+from .base import Outcome
+from .composed import JUDGED, Composed
+from .ranks import NotifyPeers, Ranks
+
+
+def fits(config: Config) -> bool:
+    """Corrections need inner products of the pairs, and centered_clip those of its center: further sums, and for some
+    of them a second message in every round."""
+    return config.memory == 0 and config.rule != "centered_clip"
+
+
+class ShardedComposed(Composed):
+    """A composed round over this rank's coordinates. It decides by sums over all of them.
+
+    Each rank has its slices of the last updates and models. Everything without coordinates is the same on all ranks,
+    bit for bit: inner products, similarities, Q, presence. Every rank computes it from the sums of the same messages.
+    """
+
+    capturable = False
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device, ranks: Ranks):
+        super().__init__(config, clients, size, device)
+        self.ranks = ranks
+        self._update_sums = ranks.zeros(JUDGED + (clients if self.rows else 0))  # over all ranks, of the last message
+        self.notify_peers = NotifyPeers(ranks, len(self._update_sums))
+
+    def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
+        message = self.ranks.padded(sums, len(self._update_sums))
+        self._update_sums = self.ranks.agree(call, facts, message)
+        return self._update_sums
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        """After synchronize with the sums of this update."""
+        outcome = super().round(client, update, trained_on, models, now, new)
+        if self.rows and isinstance(self.rows.similarity, Support) and self.rows.refreshed:
+            self._take_shifts_of_first_rank(self.rows.similarity, int(self.rows.rounds))
+        return outcome
+
+    def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        return self._update_sums
+
+    def _take_shifts_of_first_rank(self, support: Support, rounds: int) -> None:
+        """A second message, after a refresh. Eigenvectors of equal eigenvalues are arbitrary: another processor or
+        number of threads may find others, and the ranks would weigh the same client differently."""
+        own = support.shift if self.ranks.rank == 0 else None
+        shift = self.synchronize("refresh", {"rounds": rounds}, own)[: self.clients]
+        support.shift.copy_(shift)

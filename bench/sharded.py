@@ -18,7 +18,8 @@ from secureafl_ext import SecureAFL, shard
 from secureafl_ext.engines.sharded import SLICED
 
 SIZES = ((50, 140_000), (50, 1_000_000), (300, 140_000), (1000, 14_000))  # clients, parameters
-MEMORY, REPEATS = 3, 30
+KINDS = ({"rule": "median", "memory": 3}, {"rule": "support", "memory": 0})
+REPEATS = 30  # fewer than the rounds between two refreshes of rule="support"
 
 
 def median_ms(call: Callable[[], object]) -> float:
@@ -30,21 +31,21 @@ def median_ms(call: Callable[[], object]) -> float:
     return 1e3 * statistics.median(times[3:])
 
 
-def times(n: int, d: int, ranks: dist.ProcessGroup) -> tuple[float | None, float, int, float]:
+def times(kind: dict, n: int, d: int, ranks: dist.ProcessGroup) -> tuple[float | None, float, int, float]:
     """(the whole server's round on one rank, the split one's, numbers in its message, the message alone), in ms"""
     update = torch.empty(d).uniform_(-1, 1, generator=torch.Generator().manual_seed(SEED))
-    whole, state = filled(torch.zeros(d), n, MEMORY)
+    whole, state = filled(torch.zeros(d), n, kind["memory"], rule=kind["rule"])
     alone = None
     if dist.get_rank(ranks) == 0:  # the others wait meanwhile: at once they would share the memory's bandwidth
         alone = median_ms(lambda: whole.submit(0, update, whole.version))
     dist.barrier(ranks)
     update = shard(update, ranks).clone()
-    split = SecureAFL(torch.zeros_like(update), n, memory=MEMORY, process_group=ranks)
+    split = SecureAFL(torch.zeros_like(update), n, **kind, process_group=ranks)
     split.load_state_dict({name: shard(value, ranks) if name in SLICED else value for name, value in state.items()})
     together = median_ms(lambda: split.submit(0, update, split.version))
-    places = 4 * dist.get_world_size(ranks)
-    message = torch.zeros(places + 5 + (2 * MEMORY + 1) * (n + 1) + 4 * MEMORY + 1, dtype=torch.float64)
-    return alone, together, len(message), median_ms(lambda: dist.all_reduce(message, group=ranks))
+    numbers = 4 * dist.get_world_size(ranks) + split._engine.notify_peers.width
+    message = torch.zeros(numbers, dtype=torch.float64)
+    return alone, together, numbers, median_ms(lambda: dist.all_reduce(message, group=ranks))
 
 
 def main():
@@ -52,12 +53,14 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     ranks = dist.group.WORLD
     say = print if dist.get_rank() == 0 else lambda *_: None
-    say(f"{dist.get_world_size()} ranks, gloo; each {hardware('cpu')}; torch {torch.__version__}; m = {MEMORY}\n")
-    say("| n | d | whole server, 1 thread, ms | split, ms | numbers in the message | message alone, ms |")
-    say("| --- | --- | --- | --- | --- | --- |")
-    for n, d in SIZES:
-        alone, together, numbers, message = times(n, d, ranks)
-        say(f"| {n} | {d:,} | {alone or 0:.2f} | {together:.2f} | {numbers:,} | {message:.3f} |")
+    say(f"{dist.get_world_size()} ranks, gloo; each {hardware('cpu')}; torch {torch.__version__}\n")
+    say("| rule | m | n | d | whole server, 1 thread, ms | split, ms | numbers in the message | message alone, ms |")
+    say("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for kind in KINDS:
+        for n, d in SIZES:
+            alone, together, numbers, message = times(kind, n, d, ranks)
+            row = f"{n} | {d:,} | {alone or 0:.2f} | {together:.2f} | {numbers:,} | {message:.3f}"
+            say(f"| {kind['rule']} | {kind['memory']} | {row} |")
     dist.destroy_process_group()
 
 

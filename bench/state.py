@@ -5,6 +5,7 @@ from report import SEED
 from torch import Tensor
 
 from secureafl_ext import SecureAFL
+from secureafl_ext.engines.sums import inner
 
 PAST = 512  # rounds already done, and factors of a pooled Q
 DERIVED = ("gram", "along", "oldest", "weights", "status")  # what a fused server works out from the rest
@@ -33,6 +34,8 @@ def filled(model: Tensor, n: int, m: int, **settings) -> tuple[SecureAFL, dict]:
     state["factors"][:, :held].uniform_(0, 100, generator=torch.Generator(model.device).manual_seed(SEED))
     state["recorded"].fill_(held)
     state["version"] = PAST
+    if "products" in state:  # of a row-wise rule
+        state["products"] = inner(state["last_updates"], state["last_updates"])
     for name in DERIVED:
         state.pop(name, None)
     server.load_state_dict(state)

@@ -107,17 +107,19 @@ class RowWise:
             direction += of_centre.to(rows.dtype) * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
         self.rounds += 1
-        if isinstance(similarity, Support) and self.refreshed:
+        if support := self.refreshed:
             has_row = history.seen.index_select(0, client) | stored  # a first update that is not stored leaves no row
-            similarity.refresh(present.index_copy(0, client, present.index_select(0, client) & has_row))
+            support.refresh(present.index_copy(0, client, present.index_select(0, client) & has_row))
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
         return direction, status
 
     @property
-    def refreshed(self) -> bool:
-        """Whether the last round refreshes rule="support". Waits for the device."""
-        rounds = int(self.rounds) if isinstance(self.similarity, Support) else 0
-        return rounds > 0 and rounds % self.every == 0
+    def refreshed(self) -> Support | None:
+        """rule="support" if the last round refreshes it. Waits for the device."""
+        if not isinstance(self.similarity, Support):
+            return None
+        rounds = int(self.rounds)
+        return self.similarity if rounds > 0 and rounds % self.every == 0 else None
 
     def weights(self, model: Tensor, history: History, present: Tensor) -> Tensor:
         """(n) float64: the weights of the clients' rows in a step from this model (d), before clipping to the median

@@ -43,8 +43,8 @@ class ShardedComposed(Composed):
     ) -> Outcome:
         """After synchronize with the sums of this update."""
         outcome = super().round(client, update, trained_on, models, now, new)
-        if self.rows and isinstance(self.rows.similarity, Support) and self.rows.refreshed:
-            self._take_shifts_of_first_rank(self.rows.similarity, int(self.rows.rounds))
+        if self.rows and (support := self.rows.refreshed):
+            self._take_shifts_of_first_rank(support, int(self.rows.rounds))
         return outcome
 
     def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:

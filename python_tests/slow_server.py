@@ -17,7 +17,7 @@ class SlowServer:
     def __init__(self, model, clients, **settings):
         self.__dict__.update(settings)
         self.models = [np.array(model, dtype=np.float64)]
-        self.least = math.ceil(self.quorum * clients)
+        self.least = math.ceil(Fraction(repr(self.quorum)) * clients)
         self.clock = Clock(clients, self.expiry, self.probation)
         self.last, self.buffer, self.lists = {}, {k: [] for k in range(clients)}, {}
 

@@ -28,6 +28,14 @@ def test_the_model_waits_for_half_of_the_clients(device, rule):
     assert server.model.any() and server.version == 5
 
 
+def test_seven_of_a_hundred_are_seven_hundredths():
+    server = SecureAFL(torch.zeros(3), 100, rule="mean", memory=0, quorum=0.07)
+    for client in range(7):
+        assert not server.model.any()
+        server.submit(client, torch.ones(3), server.version)
+    assert server.model.any()
+
+
 def test_only_stored_uploads_of_different_clients_count(device):
     server = made(device)
     for client in range(4):

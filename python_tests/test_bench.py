@@ -101,6 +101,7 @@ def test_gradients_times_each_net_as_torch_has_it(tmp_path):
     assert [row["d"] for row in rows] == ["139960"] * 3 + ["269722"] * 3
 
 
+@pytest.mark.slow  # Flower's simulation starts twice
 def test_flower_times_the_loop_with_and_without_a_server(tmp_path):
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     text, rows = run("flower", tmp_path)

@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import torch
+
 FOLDER = Path(__file__).parent / "emulator"
 SOURCES = FOLDER.parent.parent / "csrc"
 # Some systems' compilers check every jump unless told otherwise, and end a program that jumps to another stack, as
@@ -14,14 +16,45 @@ FLAGS = ("-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-DSECUREAFL_EMULATED", "-sha
 
 
 @cache
-def library(name: str) -> ctypes.CDLL:
+def library(name: str, *flags: str) -> ctypes.CDLL:
     """emulator/NAME.cpp, compiled once."""
     made = Path(mkdtemp()) / f"{name}.so"
     subprocess.run(
-        ["c++", *FLAGS, f"-I{FOLDER}", f"-I{SOURCES}", str(FOLDER / f"{name}.cpp"), "-o", str(made)], check=True
+        ["c++", *FLAGS, *flags, f"-I{FOLDER}", f"-I{SOURCES}", str(FOLDER / f"{name}.cpp"), "-o", str(made)], check=True
     )
     return ctypes.CDLL(str(made))
 
 
 def pointers(*tensors) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+def call(function, tensors, whole, real, seed):
+    """Runs kernels. tensors: their arguments in the order that the function reads them; whole, real: the numbers."""
+    at = pointers(*tensors)
+    function(
+        (ctypes.c_void_p * len(at))(*at),
+        (ctypes.c_int64 * len(whole))(*whole),
+        (ctypes.c_double * len(real))(*real),
+        seed,
+    )
+
+
+def call_round(function, tensors, whole, real, seed):
+    """The same for a round, whose last three tensors are its results: (accepted, factor, reason)."""
+    results = tuple(torch.zeros((), dtype=dtype) for dtype in (torch.bool, torch.float64, torch.int64))
+    call(function, (*tensors, *results), whole, real, seed)
+    return results
+
+
+def emulate(monkeypatch, server, step, module):
+    """The server's rounds from here on are those of `step`, in place of the op that `module` calls."""
+    plain = server._engine.round
+
+    def round(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "step", step)
+            return plain(*arguments)
+
+    server._engine.round = round
+    return server

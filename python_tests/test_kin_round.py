@@ -1,10 +1,8 @@
 """The kinship rule's round as one op against the composed one: same arrivals, same verdicts, averages and models."""
 
-import ctypes
-
 import pytest
 import torch
-from emulated import library, pointers
+from emulated import call_round, emulate, library
 from peaks import peak, start_peak
 from states import identical, same_on_any_threads
 
@@ -380,37 +378,14 @@ class Emulated:
     def __call__(self, update, client, trained_on, now, new, models, *rest):
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
         flags, bounds = others[:6], others[6:]
-        results = torch.zeros((), dtype=torch.bool), torch.zeros((), dtype=F64), torch.zeros((), dtype=torch.int64)
-        tensors = pointers(
-            update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state, *results
-        )
+        tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
         whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
-        real = [lr, quantile, max_norm, *bounds]
-        self.run(
-            (ctypes.c_void_p * len(tensors))(*tensors),
-            (ctypes.c_int64 * len(whole))(*whole),
-            (ctypes.c_double * len(real))(*real),
-            self.seed,
-        )
-        return results
-
-
-def emulate(monkeypatch, server, step, module=kinship):
-    """Its rounds from here on."""
-    plain, step = server._engine.round, Emulated(step) if isinstance(step, int) else step
-
-    def round(*arguments):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "step", step)
-            return plain(*arguments)
-
-    server._engine.round = round
-    return server
+        return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed)
 
 
 @pytest.mark.parametrize(("n", "d"), [(5, 33), (16, 64), (40, 300)])
 def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d):
-    plain, ours = make("cpu", n, d), emulate(monkeypatch, make("cpu", n, d), 1)
+    plain, ours = make("cpu", n, d), emulate(monkeypatch, make("cpu", n, d), Emulated(1), kinship)
     drive((plain, ours), Arrivals(n, d), 100)
     agree(ours, plain)
 
@@ -430,7 +405,7 @@ def test_no_thread_of_the_kernels_runs_ahead(monkeypatch):
     """Warps in any order give the same bits: no barrier is missing."""
     n, d = 36, 24
     plain, one, other = (make("cpu", n, d, filter=False) for _ in range(3))
-    emulate(monkeypatch, one, 1), emulate(monkeypatch, other, 2)
+    emulate(monkeypatch, one, Emulated(1), kinship), emulate(monkeypatch, other, Emulated(2), kinship)
     alike_and_colluding((plain, one, other), n, d, 6 * n)
     identical(one, other)
     agree(one, plain)

@@ -1,5 +1,9 @@
 #pragma once
 
+#ifdef SECUREAFL_EMULATED
+#include "gpu.h"  // python_tests/emulator: the same functions for a CPU, to test the kernels without a GPU
+#else
+
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -47,7 +51,9 @@ __device__ inline void pdl_wait() {
 #endif
 }
 
-// Dynamic shared memory of the block.
+// Dynamic shared memory of the block: SECUREAFL_SHARED declares it as an array. shared_memory is for the kernels of
+// whole structures; the compiler generates other code for it.
+#define SECUREAFL_SHARED(type, name) extern __shared__ type name[]
 template <typename T>
 __device__ inline T& shared_memory() {
   extern __shared__ float4 bytes[];
@@ -135,3 +141,5 @@ class Launcher {
 };
 
 }  // namespace secureafl::cuda
+
+#endif

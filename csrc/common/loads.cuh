@@ -1,15 +1,11 @@
 #pragma once
 
-#ifndef SECUREAFL_EMULATED
 #include <cuda_fp16.h>
-#endif
 
 namespace secureafl::cuda {
 
 __device__ inline float to_float(float value) { return value; }
-#ifndef SECUREAFL_EMULATED
 __device__ inline float to_float(__half value) { return __half2float(value); }
-#endif
 
 // Loads kColumns neighbouring values in one instruction and converts them to float.
 template <typename S, int kColumns>

@@ -1,13 +1,9 @@
 #pragma once
 
-#ifdef SECUREAFL_EMULATED
-#include "block.h"  // python_tests/emulator
-#else
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
 #include "common/launch.cuh"
-#endif
 #include "common/loads.cuh"
 #include "kinship/choose.h"
 #include "kinship/kinship.h"

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   using S = typename P::Stored;
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
   constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
-  extern __shared__ char shared[];
+  SECUREAFL_SHARED(char, shared);
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles);
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;

@@ -14,14 +14,14 @@ namespace cg = cooperative_groups;
 
 // Kernel of `refresh_`, one warp per client.
 static __global__ void refresh_kernel(Round r) {
-  extern __shared__ double shared[];
+  SECUREAFL_SHARED(double, shared);
   solve_client(WarpTeam(), r, blockIdx.x, shared);
 }
 
 // Kernel 3 of `step_`, one block per client: adds up the sums of the blocks of the pass, in order. Then one warp
 // updates the products of the client and solves for its factors.
 static __global__ void renew_kernel(Round r, Scratch scratch) {
-  extern __shared__ double shared[];
+  SECUREAFL_SHARED(double, shared);
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const int n = static_cast<int>(r.n), k = blockIdx.x, planes = static_cast<int>(r.planes());
   const PassSums at{r.n, r.m};

@@ -67,7 +67,7 @@ static __global__ void collect_kernel(Round r, Scratch scratch, double* changes)
 
 // One warp per client.      changes (PassSums::count)
 static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const double* changes) {
-  extern __shared__ double shared[];  // (2m + 1): the step times the slots and x of the client; then solve_scratch
+  SECUREAFL_SHARED(double, shared);  // (2m + 1): the step times the slots and x of the client; then solve_scratch
   const WarpTeam team;
   const PassSums at{r.n, r.m};
   const int k = blockIdx.x, planes = static_cast<int>(r.planes());

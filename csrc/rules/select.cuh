@@ -83,8 +83,12 @@ struct RegisterColumn {
   __device__ int32_t count_below(uint32_t bound) const {
     uint32_t count = 0;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {  // count += keys[i] < bound in two instructions: the borrow of a subtraction
+    for (int i = 0; i < kItems; ++i) {  // count -= keys[i] < bound in two instructions: the borrow of a subtraction
+#ifdef SECUREAFL_EMULATED
+      count -= keys[i] < bound;
+#else
       asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; subc.u32 %0, %0, 0; }" : "+r"(count) : "r"(keys[i]), "r"(bound));
+#endif
     }
     return static_cast<int32_t>(lanes.sum(0u - count));
   }

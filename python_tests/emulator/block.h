@@ -7,90 +7,99 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
-#include <type_traits>
 #include <vector>
 
 // Runs a block of a kernel on one CPU thread. Every CUDA thread is a fiber that runs until it must wait for its warp or
 // its block. If only some lanes of a warp reach a warp operation, or only some threads a barrier, the program aborts. A
-// seed shuffles the order of the warps: if a barrier is missing, results depend on the seed.
+// seed shuffles the order of the blocks and warps: if a barrier is missing, results depend on the seed.
+
+// nvcc does not warn, and a cast of gridDim.x would change the code that it generates.
+#pragma GCC diagnostic ignored "-Wsign-compare"
 
 #define __device__
 #define __host__
 #define __global__
+#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
-
-struct float2 {
-  float x, y;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace emulator {
 
 struct Index {
   unsigned x;
 };
-enum class Waits { kNo, kForWarp, kForBlock, kDone };
+enum class Waits : char { kNo, kForWarp, kForBlock, kForGrid, kDone };
 struct Fiber {
   ucontext_t context;  // for the start; later switches use longjmp, which needs no system call
   jmp_buf here;
   bool began;
-  std::vector<char> stack;
-  Waits waits;
+  std::unique_ptr<char[]> stack;
   Index thread;
   int meetings;                               // number of warp operations so far
   std::vector<std::function<void()>> copies;  // asynchronous copies not yet done
+  std::vector<size_t> groups;                 // number of copies up to the end of each group
 };
 using Board =
     float[2][32][12];  // values that the lanes of a warp exchange; double-buffered, so that one wait is enough
 
-inline std::vector<Fiber> fibers;
-inline std::vector<std::vector<float>> boards;
-inline std::vector<float> memory;  // shared
-inline jmp_buf scheduler;
-inline Fiber* current;
-inline Index block, size;
-inline bool late;  // copies complete at the wait, not at once
-inline std::function<void()> kernel;
+struct BulkCopy {
+  uint32_t barrier;
+  std::function<void()> copy;
+};
+
+// A kernel that runs. With programmatic dependent launch (PDL) the next kernel starts before it is complete.
+struct Grid {
+  static constexpr int kMostThreads = 1024;
+  std::vector<Fiber> fibers{kMostThreads};                     // those of one block; they and their stacks are reused
+  std::vector<Waits> waits{std::vector<Waits>(kMostThreads)};  // what each fiber waits for
+  std::vector<std::vector<float>> boards;
+  std::vector<float> memory;  // shared
+  std::vector<BulkCopy> bulk_copies;
+  jmp_buf scheduler;
+  Fiber* current;
+  Index block, threads, blocks;
+  unsigned seed;
+  std::function<void()> kernel, previous;
+
+  bool late() const { return seed % 2 == 1; }  // copies complete at the wait, not at once
+};
+inline std::vector<std::unique_ptr<Grid>> grids;  // grids[i + 1] completes while grids[i] waits for it
+inline size_t depth;
+inline Grid* grid;
 
 inline void wait(Waits what) {
-  Fiber& fiber = *current;
-  fiber.waits = what;
-  if (_setjmp(fiber.here) == 0) _longjmp(scheduler, 1);
+  Fiber& fiber = *grid->current;
+  grid->waits[fiber.thread.x] = what;
+  if (_setjmp(fiber.here) == 0) _longjmp(grid->scheduler, 1);
 }
 inline void go_on(Fiber& fiber) {
-  current = &fiber;
-  if (_setjmp(scheduler) != 0) return;
+  grid->current = &fiber;
+  if (_setjmp(grid->scheduler) != 0) return;
   if (fiber.began) _longjmp(fiber.here, 1);
   fiber.began = true;
   setcontext(&fiber.context);
 }
 inline void live() {
-  kernel();
-  wait(Waits::kDone);
+  for (;;) {
+    grid->kernel();
+    wait(Waits::kDone);
+  }
 }
 
 // The exchange buffer of this warp, for one operation.
 inline float (*board())[12] {
-  auto& both = reinterpret_cast<Board&>(boards[current->thread.x / 32][0]);
-  return both[current->meetings++ % 2];
+  auto& both = reinterpret_cast<Board&>(grid->boards[grid->current->thread.x / 32][0]);
+  return both[grid->current->meetings++ % 2];
 }
 
 inline int count(int first, int last, Waits what) {
-  return static_cast<int>(std::count_if(fibers.begin() + first, fibers.begin() + last,
-                                        [&](const Fiber& fiber) { return fiber.waits == what; }));
+  return static_cast<int>(std::count(grid->waits.begin() + first, grid->waits.begin() + last, what));
 }
 inline void release(int first, int last, Waits what) {
-  for (int i = first; i < last; ++i) {
-    if (fibers[i].waits == what) fibers[i].waits = Waits::kNo;
-  }
+  std::replace(grid->waits.begin() + first, grid->waits.begin() + last, what, Waits::kNo);
 }
 
 // Runs a warp until each of its lanes waits for the block or is done.
@@ -98,174 +107,85 @@ inline void run_warp(int first, int last) {
   do {
     release(first, last, Waits::kForWarp);
     for (int i = first; i < last; ++i) {
-      if (fibers[i].waits == Waits::kNo) go_on(fibers[i]);
+      if (grid->waits[i] == Waits::kNo) go_on(grid->fibers[i]);
     }
     const int together = count(first, last, Waits::kForWarp);
     if (together != 0 && together != last - first - count(first, last, Waits::kDone)) std::abort();
   } while (count(first, last, Waits::kForWarp) > 0);
 }
 
-inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> what) {
-  std::mt19937 random(seed);
-  kernel = std::move(what), size = {static_cast<unsigned>(threads)}, late = seed % 2;
-  if (fibers.size() < static_cast<size_t>(threads)) fibers.resize(threads);  // their stacks are reused
-  boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
-  std::vector<int> warps(threads / 32);
-  for (int i = 0; i < threads / 32; ++i) warps[i] = i;
-  for (int b = 0; b < blocks; ++b) {
-    block = {static_cast<unsigned>(b)}, memory.assign(shared_floats, std::nanf(""));
-    for (int i = 0; i < threads; ++i) {
-      Fiber& fiber = fibers[i];
-      fiber.stack.resize(1 << 17), fiber.waits = Waits::kNo, fiber.thread = {static_cast<unsigned>(i)};
-      fiber.meetings = 0, fiber.began = false, fiber.copies.clear();
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, live, 0);
+// Runs what the kernel may have overtaken until here.
+inline void complete_previous() {
+  const auto previous = std::move(grid->previous);
+  grid->previous = nullptr;
+  if (previous) previous();
+}
+
+inline void prepare(Fiber& fiber, int thread) {
+  fiber.thread = {static_cast<unsigned>(thread)}, fiber.meetings = 0;
+  fiber.copies.clear(), fiber.groups.clear();
+  if (fiber.began) return;
+  constexpr size_t kStack = 1 << 17;
+  fiber.stack.reset(new char[kStack]);
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get(), fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, live, 0);
+}
+
+inline void run_block(int threads, size_t shared_floats, std::vector<int>& warps, std::mt19937& random) {
+  constexpr size_t kGuard = 64;  // floats behind the shared memory, which no thread may write to
+  grid->memory.assign(shared_floats + kGuard, std::nanf(""));
+  for (int i = 0; i < threads; ++i) prepare(grid->fibers[i], i);
+  std::fill_n(grid->waits.begin(), threads, Waits::kNo);
+  while (count(0, threads, Waits::kDone) < threads) {
+    std::shuffle(warps.begin(), warps.end(), random);
+    for (int warp : warps) run_warp(32 * warp, 32 * warp + 32);
+    if (count(0, threads, Waits::kForGrid) > 0) {
+      complete_previous();
+      release(0, threads, Waits::kForGrid);
+      continue;
     }
-    while (count(0, threads, Waits::kDone) < threads) {
-      std::shuffle(warps.begin(), warps.end(), random);
-      for (int warp : warps) run_warp(32 * warp, 32 * warp + 32);
-      const int together = count(0, threads, Waits::kForBlock);
-      if (together != 0 && together != threads) std::abort();
-      release(0, threads, Waits::kForBlock);
-    }
+    const int together = count(0, threads, Waits::kForBlock);
+    if (together != 0 && together != threads) std::abort();
+    release(0, threads, Waits::kForBlock);
   }
+  const auto end = grid->memory.begin() + shared_floats;
+  if (!std::all_of(end, grid->memory.end(), [](float value) { return std::isnan(value); })) std::abort();
+  if (!grid->bulk_copies.empty()) std::abort();  // they would write into the memory of the next block
+}
+
+// previous: the kernel before, if this one may start while it runs. Here it then runs when the first block waits for it
+// (pdl_wait), which breaks code that reads its results before.
+inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> kernel,
+                   std::function<void()> previous = nullptr) {
+  const auto numbers = [](int count) {
+    std::vector<int> result(count);
+    for (int i = 0; i < count; ++i) result[i] = i;
+    return result;
+  };
+  Grid* const outer = grid;
+  if (depth == grids.size()) grids.push_back(std::make_unique<Grid>());
+  grid = grids[depth++].get();
+  grid->kernel = std::move(kernel), grid->previous = std::move(previous), grid->seed = seed;
+  grid->threads = {static_cast<unsigned>(threads)}, grid->blocks = {static_cast<unsigned>(blocks)};
+  grid->boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  std::mt19937 random(seed);
+  std::vector<int> warps = numbers(threads / 32), order = numbers(blocks);
+  std::shuffle(order.begin(), order.end(), random);
+  for (int block : order) {
+    grid->block = {static_cast<unsigned>(block)};
+    run_block(threads, shared_floats, warps, random);
+  }
+  complete_previous();  // if it has no block, or did not wait
+  grid = outer, --depth;
 }
 
 }  // namespace emulator
 
-#define threadIdx (emulator::current->thread)
-#define blockIdx (emulator::block)
-#define blockDim (emulator::size)
+#define threadIdx (emulator::grid->current->thread)
+#define blockIdx (emulator::grid->block)
+#define blockDim (emulator::grid->threads)
+#define gridDim (emulator::grid->blocks)
 
 inline void __syncthreads() { emulator::wait(emulator::Waits::kForBlock); }
-
-template <typename T>
-T __shfl_xor_sync(unsigned, T value, int far) {
-  const auto board = emulator::board();
-  const int lane = threadIdx.x % 32;
-  std::memcpy(board[lane], &value, sizeof(T));
-  emulator::wait(emulator::Waits::kForWarp);
-  std::memcpy(&value, board[lane ^ far], sizeof(T));
-  return value;
-}
-
-inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  for (int far = 16; far > 0; far /= 2) value = std::max(value, __shfl_xor_sync(~0u, value, far));
-  return value;
-}
-
-inline uint32_t __float_as_uint(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-inline float __uint_as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-template <typename T>
-T __ldcg(const T* at) {
-  return *at;
-}
-
-namespace cooperative_groups {
-
-struct Warp {};
-template <int>
-Warp tiled_partition(int) {
-  return {};
-}
-inline int this_thread_block() { return 0; }
-template <typename T>
-struct plus {};
-template <typename T>
-T reduce(Warp, T value, plus<T>) {
-  for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(~0u, value, far);
-  return value;
-}
-
-}  // namespace cooperative_groups
-
-namespace secureafl::cuda {
-
-inline void pdl_trigger() {}
-inline void pdl_wait() {}
-
-// Not rounded: with rounding, a ReLU near zero may switch, and a wrong gradient could not be told from a correct one.
-using Operand = float;
-struct Pair {
-  float of[2];
-};
-struct OperandB {
-  Pair at[2];
-};
-inline Pair to_pair(float first, float second) {
-  if (std::abs(first) > 65504 || std::abs(second) > 65504) std::abort();  // infinite as float16
-  return {{first, second}};
-}
-
-inline void prefetch_l2(const void*) {}
-// Copies at once (even seed), which breaks code that still reads the old data, or late (odd seed), which breaks code
-// that does not wait.
-template <typename T>
-void copy_async(T* to, const T* from) {
-  constexpr int kCount = std::is_same_v<T, Operand> ? 8 : 1;
-  const auto copy = [=] { std::copy(from, from + kCount, to); };
-  if (!emulator::late) return copy();
-  emulator::current->copies.emplace_back(copy);
-}
-inline void wait_copies() {
-  for (const auto& copy : emulator::current->copies) copy();
-  emulator::current->copies.clear();
-}
-
-// The row addresses of all lanes.
-inline const float* const* shown(const float* row) {
-  static const float* rows[32];
-  const auto board = emulator::board();
-  if ((row - emulator::memory.data()) % 8 != 0) std::abort();
-  std::memcpy(board[threadIdx.x % 32], &row, sizeof(row));
-  emulator::wait(emulator::Waits::kForWarp);
-  for (int i = 0; i < 32; ++i) std::memcpy(&rows[i], board[i], sizeof(row));
-  return rows;
-}
-inline void load_rows(Pair (&to)[4], const float* row) {
-  const auto rows = shown(row);
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (int i = 0; i < 4; ++i) to[i] = {{rows[8 * i + g][2 * t], rows[8 * i + g][2 * t + 1]}};
-}
-template <int kTiles>
-inline void load_transposed(Pair (&to)[kTiles], const float* row) {
-  const auto rows = shown(row);
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (int i = 0; i < kTiles; ++i) to[i] = {{rows[8 * i + 2 * t][g], rows[8 * i + 2 * t + 1][g]}};
-}
-
-inline void add_product(float (&sum)[4], const Pair (&a)[4], const OperandB& b) {
-  const auto board = emulator::board();
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 8; ++i) board[lane][i] = a[i / 2].of[i % 2];
-  for (int i = 0; i < 4; ++i) board[lane][8 + i] = b.at[i / 2].of[i % 2];
-  emulator::wait(emulator::Waits::kForWarp);
-  for (int e = 0; e < 4; ++e) {
-    const int row = g + e / 2 * 8, column = 2 * t + e % 2;
-    float product = 0;
-    for (int k = 0; k < 16; ++k) {
-      const int lanes = k % 8 / 2, pair = k / 8;
-      product += board[row % 8 * 4 + lanes][(row / 8 + pair * 2) * 2 + k % 2] *
-                 board[column * 4 + lanes][8 + pair * 2 + k % 2];
-    }
-    sum[e] += product;
-  }
-}
-
-template <typename T>
-inline T& shared_memory() {
-  return *reinterpret_cast<T*>(emulator::memory.data());
-}
-
-}  // namespace secureafl::cuda

@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "arguments.h"
 #include "kinship/kin_step.cuh"
 #include "support/refresh.cuh"
 
@@ -8,33 +9,30 @@
 
 using namespace secureafl;
 
-template <int kVector>
-static void run(const KinRound& r, unsigned seed) {
-  const auto plan = cuda::KinPlan::of(r.n, r.d);
-  const int64_t warps = plan.groups * plan.chunks, columns = 32 * kVector, each = cuda::kSumThreads / 32;
-  std::vector<double> parts(r.sums() * plan.chunks, std::nan(""));
-  std::vector<int32_t> rows(r.n);
-  std::vector<float> weights(r.n);
+// Buffers between the kernels of a round.
+struct Buffers {
+  cuda::KinPlan plan;
+  std::vector<double> parts;
+  std::vector<int32_t> rows;
+  std::vector<float> weights;
   Choice choice;
-  emulator::launch((warps + each - 1) / each, cuda::kSumThreads, 0, seed,
-                   [&] { cuda::kin_sums_kernel<kVector>(r, plan, parts.data()); });
-  emulator::launch(1, cuda::BlockTeam::kSize, cuda::choose_bytes(r) / sizeof(float), seed, [&] {
-    cuda::kin_choose_kernel(r, plan.chunks, parts.data(), &choice, rows.data(), weights.data());
-  });
-  emulator::launch((r.d + columns - 1) / columns, cuda::kStepThreads, 0, seed,
-                   [&] { cuda::kin_step_kernel<kVector>(r, &choice); });
+
+  explicit Buffers(const KinRound& r)
+      : plan(cuda::KinPlan::of(r.n, r.d)), parts(r.sums() * plan.chunks, std::nan("")), rows(r.n), weights(r.n) {}
+};
+
+template <int kVector>
+static void run(const cuda::Launcher& launch, const KinRound& r, Buffers& b) {
+  const int64_t warps = b.plan.groups * b.plan.chunks, columns = 32 * kVector, each = cuda::kSumThreads / 32;
+  launch(cuda::kin_sums_kernel<kVector>, (warps + each - 1) / each, cuda::kSumThreads, 0, r, b.plan, b.parts.data());
+  launch.launch_pdl(cuda::kin_choose_kernel, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, b.plan.chunks,
+                    b.parts.data(), &b.choice, b.rows.data(), b.weights.data());
+  launch.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, &b.choice);
 }
 
-static void run(const KinRound& r, unsigned seed) { r.d % 4 == 0 ? run<4>(r, seed) : run<1>(r, seed); }
-
-// Tensors of the op's arguments, in their order.
-struct Reader {
-  void** at;
-  template <typename T>
-  void operator()(T*& field) {
-    field = static_cast<T*>(*at++);
-  }
-};
+static void run(const cuda::Launcher& launch, const KinRound& r, Buffers& b) {
+  r.d % 4 == 0 ? run<4>(launch, r, b) : run<1>(launch, r, b);
+}
 
 // models: the current row and the next one
 static void read_arrival(Reader& tensor, KinRound& r) {
@@ -59,7 +57,9 @@ extern "C" void kin_step(void** at, const int64_t* whole, const double* real, un
   tensor(r.centre);
   read_rest(tensor, whole, real, r);
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
-  run(r, seed);
+  Buffers buffers(r);
+  const cuda::Launcher launch(seed);
+  run(launch, r, buffers);
 }
 
 // real: after max_norm span, every and the bounds of the rule
@@ -74,10 +74,11 @@ extern "C" void support_step(void** at, const int64_t* whole, const double* real
   r.bounds.span = real[3], r.shift = refresh.shift = shift;
   refresh.n = r.n, refresh.means = r.means;
   std::memcpy(&refresh.bounds, real + 5, sizeof(refresh.bounds));
-  run(r, seed);
   std::vector<double> scratch(RefreshTables::doubles(r.n), std::nan(""));
   const std::unique_ptr<bool[]> counts(new bool[r.n]);
-  emulator::launch(1, cuda::BlockTeam::kSize, 0, seed, [&] {
-    cuda::support_refresh_kernel(r, refresh, static_cast<int64_t>(real[4]), scratch.data(), counts.get());
-  });
+  Buffers buffers(r);
+  const cuda::Launcher launch(seed);
+  run(launch, r, buffers);
+  launch.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, 0, r, refresh,
+                    static_cast<int64_t>(real[4]), scratch.data(), counts.get());
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 #ifdef SECUREAFL_EMULATED
-#include "block.h"  // python_tests/emulator: the same functions for a CPU, to test the kernels without a GPU
+#include "tensor_core.h"  // python_tests/emulator
 #else
 
 #include <cuda_fp16.h>

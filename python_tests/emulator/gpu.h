@@ -1,0 +1,63 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "warp.h"
+
+// In place of csrc/common/launch.cuh.
+
+#define SECUREAFL_SHARED(type, name) type* name = &secureafl::cuda::shared_memory<type>()
+
+namespace secureafl::cuda {
+
+// The next kernel may start as soon as this one has: as if every kernel triggered at once.
+inline void pdl_trigger() {}
+inline void pdl_wait() { emulator::wait(emulator::Waits::kForGrid); }
+
+template <typename T>
+inline T& shared_memory() {
+  return *reinterpret_cast<T*>(emulator::grid->memory.data());
+}
+
+// Launches kernels on a GPU with this many multiprocessors and bytes of shared memory. Each runs when the next one is
+// launched, or waits for it, or at the end.
+class Launcher {
+ public:
+  explicit Launcher(unsigned seed, int64_t multiprocessors = 2, int64_t shared_bytes = 227 << 10)
+      : seed_(seed), multiprocessors_(multiprocessors), shared_bytes_(shared_bytes) {}
+  Launcher(const Launcher&) = delete;
+  ~Launcher() { finish(); }
+
+  int64_t max_shared_bytes() const { return shared_bytes_; }
+  int64_t blocks_per_multiprocessor(int64_t, int64_t most) const { return most; }
+  int64_t multiprocessors() const { return multiprocessors_; }
+
+  template <typename... Params, typename... Args>
+  void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                  const Args&... args) const {
+    finish();
+    last_ = [=, seed = seed_] {
+      emulator::launch(blocks, threads, shared_bytes / sizeof(float), seed, [=] { kernel(args...); });
+    };
+  }
+  template <typename... Params, typename... Args>
+  void launch_pdl(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                  const Args&... args) const {
+    last_ = [=, seed = seed_, previous = std::move(last_)] {
+      emulator::launch(blocks, threads, shared_bytes / sizeof(float), seed, [=] { kernel(args...); }, previous);
+    };
+  }
+
+ private:
+  void finish() const {
+    if (last_) last_();
+    last_ = nullptr;
+  }
+
+  unsigned seed_;
+  int64_t multiprocessors_, shared_bytes_;
+  mutable std::function<void()> last_;  // not yet run
+};
+
+}  // namespace secureafl::cuda

@@ -1,0 +1,78 @@
+#include "round/round.h"
+
+#include "arguments.h"
+#include "round/pass_launch.cuh"
+#include "round/renew.cuh"
+#include "round/sharded.cu"
+
+// `step_` on a CPU, as one rank of `update_sums`, `apply_` and `renew_` too, and `refresh_`: runs the kernels of
+// csrc/round, block after block.
+
+using namespace secureafl;
+
+static constexpr int64_t kMultiprocessors = 2, kTeams = 3;  // few: every team processes several tiles
+
+// shared memory for about kTeams teams per block
+template <typename S>
+static int64_t shared_bytes(const Round& r) {
+  return kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
+}
+
+// The launches of CudaRound in csrc/round/ops_cuda.cu. phases: those of a server with several ranks
+template <typename S>
+static void run(const Round& r, bool phases, unsigned seed) {
+  const auto bytes = [](int64_t doubles) { return doubles * static_cast<int64_t>(sizeof(double)); };
+  const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
+  const int64_t judges = std::clamp<int64_t>(wanted, 1, cuda::kJudgeBlocks);
+  const auto plan = cuda::plan_pass<S>(cuda::Launcher(seed, kMultiprocessors, shared_bytes<S>(r)), r);
+  const int64_t count = PassSums{r.n, r.m}.count();
+  std::vector<double> judged(kSums * judges, std::nan("")), changes(plan.blocks * count, std::nan(""));
+  std::vector<double> sums(kSums, std::nan("")), collected(count, std::nan(""));
+  Verdict verdict{};
+  const cuda::Scratch scratch{judged.data(), &verdict, changes.data(), plan.blocks};
+  const cuda::Launcher launch(seed, kMultiprocessors, shared_bytes<S>(r));
+  if (phases) {
+    cuda::launch_update_sums(launch, judges, r, judged.data(), sums.data());
+    cuda::launch_decide(launch, r, sums.data(), &verdict);
+    cuda::launch_pass<S>(launch, plan, r, scratch);
+    cuda::launch_collect(launch, r, scratch, collected.data());
+    return cuda::launch_renew(launch, r, &verdict, collected.data());
+  }
+  launch(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
+  cuda::launch_pass<S>(launch, plan, r, scratch);
+  launch.launch_pdl(cuda::renew_kernel, r.n, cuda::renew_threads(r.n, launch.multiprocessors()),
+                    bytes(cuda::renew_scratch(r.m)), r, scratch);
+}
+
+static void read_clients(Reader& tensor, Round& r) {
+  tensor(r.scales), tensor(r.gram), tensor(r.along), tensor(r.factors), tensor(r.status);
+  tensor(r.pairs), tensor(r.oldest), tensor(r.seen);
+}
+
+// at: the tensors of the op in their order, with three rows of models (now, next, previous), then the results
+extern "C" void step(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  Round r{};
+  tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model), tensor(r.previous);
+  tensor(r.slots), tensor(r.last);
+  read_clients(tensor, r);
+  tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
+  tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts), tensor(r.arrived);
+  tensor(r.accepted), tensor(r.factor), tensor(r.reason);
+  r.tiles = whole[0], r.m = whole[1] / 2, r.n = whole[2], r.columns = whole[3], r.d = whole[4];
+  r.lists = whole[5], r.room = whole[6], r.half = whole[7], r.backwards = whole[8];
+  r.rule = static_cast<Rule>(whole[10]), r.trim = whole[11];
+  r.filter = whole[12], r.estimate = whole[13], r.receive = whole[14], r.store_all = whole[15], r.hold = whole[16];
+  r.presence.expiry = whole[17], r.presence.probation = whole[18];
+  r.lr = real[0], r.quantile = real[1], r.max_norm = real[2], r.trust = real[3];
+  r.half ? run<__half>(r, whole[9], seed) : run<float>(r, whole[9], seed);
+}
+
+extern "C" void refresh(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  Round r{};
+  read_clients(tensor, r);
+  r.n = whole[0], r.m = whole[1], r.trust = real[0];
+  const cuda::Launcher launch(seed);
+  launch(cuda::refresh_kernel, r.n, 32, solve_scratch(r.m) * sizeof(double), r);
+}

@@ -1,0 +1,178 @@
+"""The GPU's kernels of the fused round (csrc/round) on an emulated GPU: the same rounds as the op on a CPU."""
+
+import pytest
+import torch
+from emulated import call, call_round, emulate, library
+from states import identical
+from test_fused import Arrivals, close, drive, make
+
+from secureafl_ext import _C
+from secureafl_ext.config import REASONS
+from secureafl_ext.engines import fused
+
+F16, F32 = torch.float16, torch.float32
+RULES = ("median", "trimmed_mean", "mean")
+TENSORS = 17  # of the state, in a call of `step_`
+SEEDS = range(4)  # 0, 1: bulk copies, at once or late; 2, 3: cp.async
+
+
+def kernels():
+    return library("round", "-O1")  # the many kernels of the pass take longer to compile than to run
+
+
+class Emulated:
+    """`step_` of a GPU, warps in the order of a seed. phases: as the ops of a server with a single rank"""
+
+    def __init__(self, seed, phases=False):
+        self.seed, self.phases = seed, phases
+
+    def __call__(self, update, client, trained_on, now, new, models, *rest):
+        state, (*real, rule, trim, filter, estimate) = rest[:TENSORS], rest[TENSORS : TENSORS + 8]
+        slots, factors = state[0], state[13]
+        rows = models[now], models[new], models[now - 1]
+        half, trim = slots.dtype == torch.float16, trim * estimate
+        flags = filter, estimate, *rest[TENSORS + 8 :]
+        whole = [
+            *slots.shape,
+            models.shape[1],
+            *factors.shape,
+            half,
+            now % 2,
+            self.phases,
+            RULES.index(rule),
+            trim,
+            *flags,
+        ]
+        return call_round(kernels().step, (update, client, trained_on, *rows, *state), whole, real, self.seed)
+
+
+def on_gpu(monkeypatch, n, d, step, **settings):
+    """A server on an emulated GPU: its state is laid out for one."""
+    tile_columns = _C.tile_columns
+    with monkeypatch.context() as patch:
+        patch.setattr(_C, "tile_columns", lambda cuda, *sizes: tile_columns(True, *sizes))
+        server = make("cpu", n, d, **settings)
+    return emulate(monkeypatch, server, step, fused)
+
+
+class Strange(Arrivals):
+    """Of all clients; some upload often. Every sixth update is not finite. From round `silent` on a third uploads."""
+
+    def __init__(self, n, d, seed=0, silent=None):
+        super().__init__(n, d, seed)
+        self.active, self.silent = [*range(n), *4 * [*range(0, n, 7)]], silent
+
+    def next(self, server):
+        if server.version == self.silent:
+            self.active = [client for client in self.active if client % 3 == 0]
+        client, update, version = super().next(server)
+        if server.version % 6 == 5:
+            update[client % self.d] = (torch.nan, torch.inf, -torch.inf)[client % 3]
+        return client, update, version
+
+
+def agree(ours, plain):
+    """But for rounding, whose differences grow with the rounds."""
+    ours, plain = (server.state_dict() for server in (ours, plain))
+    close(ours, plain, 1e-4)
+    for name in ("oldest", "clock", "last_epoch", "uploads", "counts", "status"):
+        assert torch.equal(ours[name], plain[name]), name
+
+
+def uploaded(n, d, rounds, **settings):
+    """(a server's state after so many rounds, and the clients)"""
+    server, arrivals = make("cpu", n, d, **settings), Strange(n, d)
+    for _ in range(rounds):
+        server.submit(*arrivals.next(server))
+    return server.state_dict(), arrivals
+
+
+# Every shape of the pass (kShapes in csrc/round/tiles.h), with a last tile that is not full
+@pytest.mark.parametrize(
+    ("memory", "n", "d", "history"),
+    [
+        (3, 1, 30, F32),
+        (3, 50, 75, F32),
+        (3, 66, 37, F16),
+        (3, 129, 21, F16),
+        (3, 226, 21, F32),
+        (3, 321, 21, F16),
+        (3, 449, 11, F32),
+        (1, 50, 75, F16),
+        (1, 67, 21, F32),
+        (1, 451, 11, F16),
+        (5, 50, 75, F32),
+        (5, 67, 21, F16),
+        (5, 451, 11, F32),
+    ],
+    ids=str,
+)
+def test_every_shape_and_rule(monkeypatch, memory, n, d, history):
+    settings = {"memory": memory, "history_dtype": history, "trim": min(2, (n - 1) // 2)}
+    state, arrivals = uploaded(n, d, min(8 * n, 600), **settings)
+    assert n == 1 or state["pairs"].max() == memory
+    for seed, rule in enumerate(RULES):
+        plain = make("cpu", n, d, rule=rule, **settings)
+        ours = on_gpu(monkeypatch, n, d, Emulated((seed + n) % len(SEEDS)), rule=rule, **settings)
+        plain.load_state_dict(state), ours.load_state_dict(state)
+        drive((plain, ours), arrivals, 2)
+        agree(ours, plain)
+
+
+def test_every_verdict(monkeypatch):
+    """From the first upload on. Clients fall silent until they count no more."""
+    n, d, settings = 12, 300, {"expiry": 1, "probation": 2, "window": 4}  # d: several blocks judge
+    plain, ours = make("cpu", n, d, **settings), on_gpu(monkeypatch, n, d, Emulated(1), **settings)
+    seen, arrivals = set(), Strange(n, d, silent=60)
+    for _ in range(90):
+        client, update, version = arrivals.next(plain)
+        reasons = {server.submit(client, update, version).reason for server in (plain, ours)}
+        assert len(reasons) == 1
+        seen |= reasons
+    agree(ours, plain)
+    assert seen == set(REASONS)
+    assert 0 < int(ours._engine.presence.mask(ours.seen).sum()) < int(ours.seen.sum()) - 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"store": "all", "on_reject": "step", "quantile": 0.5, "factors": "pooled", "trust": 0.2},
+        {"estimate": False, "rule": "trimmed_mean", "trim": 2},
+        {"filter": False, "max_norm": 0.5, "trust": float("inf")},
+        {"receive": False, "on_reject": "step", "history_dtype": F16},
+    ],
+    ids=str,
+)
+def test_other_settings(monkeypatch, settings):
+    plain, ours = make("cpu", 12, 33, **settings), on_gpu(monkeypatch, 12, 33, Emulated(3), **settings)
+    drive((plain, ours), Strange(12, 33), 30)
+    agree(ours, plain)
+
+
+@pytest.mark.parametrize(("n", "d", "history"), [(3, 9, F32), (50, 75, F16), (130, 21, F32), (449, 7, F16)], ids=str)
+def test_no_thread_runs_ahead(monkeypatch, n, d, history):
+    """Any order of warps and either way to copy give the same bits, and so does one rank of a sharded server."""
+    state, arrivals = uploaded(n, d, min(8 * n, 600), history_dtype=history)
+    plain, steps = make("cpu", n, d, history_dtype=history), [*map(Emulated, SEEDS), Emulated(1, phases=True)]
+    servers = [on_gpu(monkeypatch, n, d, step, history_dtype=history) for step in steps]
+    for server in (plain, *servers):
+        server.load_state_dict(state)
+    drive((plain, *servers), arrivals, 2)
+    agree(servers[0], plain)
+    for server in servers[1:]:
+        identical(server, servers[0])
+
+
+@pytest.mark.parametrize("memory", [1, 3, 5])
+def test_refresh(memory):
+    server = make("cpu", 9, 40, memory=memory)
+    drive((server,), Strange(9, 40), 60)
+    clients, trust = server._engine._per_client, server.config.trust
+    ours = [tensor.clone() for tensor in clients]
+    for rewritten in (3, 4):  # weights, status
+        ours[rewritten].zero_()
+    call(kernels().refresh, ours, [9, memory], [trust], 0)
+    torch.ops.secureafl.refresh_(*clients, trust)
+    for mine, theirs in zip(ours, clients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=0)

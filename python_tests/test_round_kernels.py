@@ -27,23 +27,12 @@ class Emulated:
         self.seed, self.phases = seed, phases
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
-        state, (*real, rule, trim, filter, estimate) = rest[:TENSORS], rest[TENSORS : TENSORS + 8]
-        slots, factors = state[0], state[13]
-        rows = models[now], models[new], models[now - 1]
-        half, trim = slots.dtype == torch.float16, trim * estimate
-        flags = filter, estimate, *rest[TENSORS + 8 :]
-        whole = [
-            *slots.shape,
-            models.shape[1],
-            *factors.shape,
-            half,
-            now % 2,
-            self.phases,
-            RULES.index(rule),
-            trim,
-            *flags,
-        ]
-        return call_round(kernels().step, (update, client, trained_on, *rows, *state), whole, real, self.seed)
+        state, (lr, quantile, max_norm, trust, rule, trim, *flags) = rest[:TENSORS], rest[TENSORS:]
+        slots, factors, estimate = state[0], state[13], flags[1]
+        tensors = update, client, trained_on, models[now], models[new], models[now - 1], *state
+        shape = *slots.shape, models.shape[1], *factors.shape
+        whole = [*shape, slots.dtype == F16, now % 2, self.phases, RULES.index(rule), trim * estimate, *flags]
+        return call_round(kernels().step, tensors, whole, [lr, quantile, max_norm, trust], self.seed)
 
 
 def on_gpu(monkeypatch, n, d, step, **settings):

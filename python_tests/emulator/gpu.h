@@ -20,18 +20,17 @@ inline T& shared_memory() {
   return *reinterpret_cast<T*>(emulator::grid->memory.data());
 }
 
-// Launches kernels on a GPU with this many multiprocessors and bytes of shared memory. Each runs when the next one is
-// launched, or waits for it, or at the end.
+// Launches kernels on a small GPU. A kernel runs when the next one is launched or waits for it, the last one at the
+// end.
 class Launcher {
  public:
-  explicit Launcher(unsigned seed, int64_t multiprocessors = 2, int64_t shared_bytes = 227 << 10)
-      : seed_(seed), multiprocessors_(multiprocessors), shared_bytes_(shared_bytes) {}
+  explicit Launcher(unsigned seed, int64_t shared_bytes = 227 << 10) : seed_(seed), shared_bytes_(shared_bytes) {}
   Launcher(const Launcher&) = delete;
   ~Launcher() { finish(); }
 
   int64_t max_shared_bytes() const { return shared_bytes_; }
   int64_t blocks_per_multiprocessor(int64_t, int64_t most) const { return most; }
-  int64_t multiprocessors() const { return multiprocessors_; }
+  int64_t multiprocessors() const { return 2; }
 
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
@@ -56,7 +55,7 @@ class Launcher {
   }
 
   unsigned seed_;
-  int64_t multiprocessors_, shared_bytes_;
+  int64_t shared_bytes_;
   mutable std::function<void()> last_;  // not yet run
 };
 

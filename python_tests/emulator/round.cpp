@@ -1,5 +1,3 @@
-#include "round/round.h"
-
 #include "arguments.h"
 #include "round/pass_launch.cuh"
 #include "round/renew.cuh"
@@ -10,27 +8,21 @@
 
 using namespace secureafl;
 
-static constexpr int64_t kMultiprocessors = 2, kTeams = 3;  // few: every team processes several tiles
-
-// shared memory for about kTeams teams per block
-template <typename S>
-static int64_t shared_bytes(const Round& r) {
-  return kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
-}
-
 // The launches of CudaRound in csrc/round/ops_cuda.cu. phases: those of a server with several ranks
 template <typename S>
 static void run(const Round& r, bool phases, unsigned seed) {
   const auto bytes = [](int64_t doubles) { return doubles * static_cast<int64_t>(sizeof(double)); };
   const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
   const int64_t judges = std::clamp<int64_t>(wanted, 1, cuda::kJudgeBlocks);
-  const auto plan = cuda::plan_pass<S>(cuda::Launcher(seed, kMultiprocessors, shared_bytes<S>(r)), r);
+  constexpr int64_t kTeams = 3;  // about so many per block: few, so that each processes several tiles
+  const int64_t shared_bytes = kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
+  const auto plan = cuda::plan_pass<S>(cuda::Launcher(seed, shared_bytes), r);
   const int64_t count = PassSums{r.n, r.m}.count();
   std::vector<double> judged(kSums * judges, std::nan("")), changes(plan.blocks * count, std::nan(""));
   std::vector<double> sums(kSums, std::nan("")), collected(count, std::nan(""));
   Verdict verdict{};
   const cuda::Scratch scratch{judged.data(), &verdict, changes.data(), plan.blocks};
-  const cuda::Launcher launch(seed, kMultiprocessors, shared_bytes<S>(r));
+  const cuda::Launcher launch(seed, shared_bytes);  // behind the buffers: kernels run until it is destroyed
   if (phases) {
     cuda::launch_update_sums(launch, judges, r, judged.data(), sums.data());
     cuda::launch_decide(launch, r, sums.data(), &verdict);

@@ -14,7 +14,7 @@
 
 // Runs a block of a kernel on one CPU thread. Every CUDA thread is a fiber that runs until it must wait for its warp or
 // its block. If only some lanes of a warp reach a warp operation, or only some threads a barrier, the program aborts. A
-// seed shuffles the order of the blocks and warps: if a barrier is missing, results depend on the seed.
+// seed shuffles the order of the blocks, warps and lanes: if a barrier is missing, results depend on the seed.
 
 // nvcc does not warn, and a cast of gridDim.x would change the code that it generates.
 #pragma GCC diagnostic ignored "-Wsign-compare"
@@ -102,12 +102,13 @@ inline void release(int first, int last, Waits what) {
   std::replace(grid->waits.begin() + first, grid->waits.begin() + last, what, Waits::kNo);
 }
 
-// Runs a warp until each of its lanes waits for the block or is done.
-inline void run_warp(int first, int last) {
+// Runs a warp until each of its lanes waits for the block or is done. mask: gives the order of the lanes
+inline void run_warp(int first, int last, int mask) {
   do {
     release(first, last, Waits::kForWarp);
-    for (int i = first; i < last; ++i) {
-      if (grid->waits[i] == Waits::kNo) go_on(grid->fibers[i]);
+    for (int i = 0; i < last - first; ++i) {
+      const int thread = first + (i ^ mask);
+      if (grid->waits[thread] == Waits::kNo) go_on(grid->fibers[thread]);
     }
     const int together = count(first, last, Waits::kForWarp);
     if (together != 0 && together != last - first - count(first, last, Waits::kDone)) std::abort();
@@ -140,7 +141,7 @@ inline void run_block(int threads, size_t shared_floats, std::vector<int>& warps
   std::fill_n(grid->waits.begin(), threads, Waits::kNo);
   while (count(0, threads, Waits::kDone) < threads) {
     std::shuffle(warps.begin(), warps.end(), random);
-    for (int warp : warps) run_warp(32 * warp, 32 * warp + 32);
+    for (int warp : warps) run_warp(32 * warp, 32 * warp + 32, random() % 32);
     if (count(0, threads, Waits::kForGrid) > 0) {
       complete_previous();
       release(0, threads, Waits::kForGrid);

@@ -13,7 +13,10 @@ namespace secureafl::cuda {
 
 // The next kernel may start as soon as this one has: as if every kernel triggered at once.
 inline void pdl_trigger() {}
-inline void pdl_wait() { emulator::wait(emulator::Waits::kForGrid); }
+// Only the first block waits. It is no barrier for the others.
+inline void pdl_wait() {
+  if (emulator::grid->previous) emulator::wait(emulator::Waits::kForGrid);
+}
 
 template <typename T>
 inline T& shared_memory() {

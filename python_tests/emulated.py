@@ -1,10 +1,12 @@
 """Kernels whose source runs on a CPU: emulator/ has a GPU's block, its warps in any order."""
 
 import ctypes
+import fcntl
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir
 
 import torch
 
@@ -17,11 +19,15 @@ FLAGS = ("-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-DSECUREAFL_EMULATED", "-sha
 
 @cache
 def library(name: str, *flags: str) -> ctypes.CDLL:
-    """emulator/NAME.cpp, compiled once."""
-    made = Path(mkdtemp()) / f"{name}.so"
-    subprocess.run(
-        ["c++", *FLAGS, *flags, f"-I{FOLDER}", f"-I{SOURCES}", str(FOLDER / f"{name}.cpp"), "-o", str(made)], check=True
-    )
+    """emulator/NAME.cpp, compiled once for all processes of a test run."""
+    folder = Path(gettempdir()) / f"emulated-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    source, made, done = FOLDER / f"{name}.cpp", folder / f"{name}.so", folder / f"{name}.done"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            subprocess.run(["c++", *FLAGS, *flags, f"-I{FOLDER}", f"-I{SOURCES}", source, "-o", made], check=True)
+            done.touch()
     return ctypes.CDLL(str(made))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from states import identical
 
-from secureafl_ext import SecureAFL, entry_points
+from secureafl_ext import SecureAFL, entry_points, gather, shard
 from secureafl_ext.config import CHECKS, RULES, Config, one_of
 from secureafl_ext.rules import register_rule
 from secureafl_ext.rules.row_rules import WEIGHTS, mean
@@ -32,9 +32,10 @@ def shortest(gram, mask, config):
     return torch.zeros_like(norms).index_fill(0, norms.argmin(), 1.0) * mask
 
 
-def make(device="cpu", **settings):
+def make(device="cpu", group=None, **settings):
     settings = {"lr": 1.0, "memory": 0, "filter": False, "max_norm": 1e9, "max_staleness": 50, **settings}
-    return SecureAFL(torch.zeros(5, device=device), 3, **settings)
+    model = torch.zeros(5, device=device)
+    return SecureAFL(shard(model, group) if group else model, 3, **settings, process_group=group)
 
 
 def test_a_registered_rule_decides_the_step(device):
@@ -128,18 +129,26 @@ def test_a_checkpoint_loads_only_where_its_rule_is_registered(tmp_path):
         SecureAFL.load(tmp_path / "server")
 
 
-def test_a_process_group_does_not_support_it(ranks):
-    assert ranks.run(1, refused) == ["SecureAFL: process_group does not support rule='mine'"]
+def test_it_can_be_sharded_without_pairs(ranks):
+    words = "SecureAFL: process_group does not support rule='shortest' with memory=3, only with memory=0"
+    for refusal, model in ranks.run(2, sharded):
+        assert refusal == words
+        assert torch.equal(model, -5 * torch.ones(5))  # as in test_a_registered_rule_decides_the_step
 
 
-def refused(group):
-    register_rule("mine", mean)
-    with pytest.raises(ValueError) as refusal:
-        SecureAFL(torch.zeros(4), 3, rule="mine", process_group=group)
-    for table in (RULES, WEIGHTS):
-        del table["mine"]
-    CHECKS["rule"] = one_of(RULES)
-    return str(refusal.value)
+def sharded(group):
+    register_rule("shortest", shortest)
+    try:
+        with pytest.raises(ValueError) as refusal:
+            make(group=group, rule="shortest", memory=3)
+        server = make(group=group, rule="shortest")
+        for client, length in ((0, 3.0), (1, 1.0), (2, 2.0)):
+            server.submit(client, shard(torch.full((5,), length), group), server.version)
+        return str(refusal.value), gather(server.model, group)
+    finally:
+        for table in (RULES, WEIGHTS):
+            del table["shortest"]
+        CHECKS["rule"] = one_of(RULES)
 
 
 def test_the_example_of_the_page_runs():

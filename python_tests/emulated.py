@@ -6,7 +6,7 @@ import os
 import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import gettempdir, mkdtemp
 
 import torch
 
@@ -20,7 +20,8 @@ FLAGS = ("-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-DSECUREAFL_EMULATED", "-sha
 @cache
 def library(name: str, *flags: str) -> ctypes.CDLL:
     """emulator/NAME.cpp, compiled once for all processes of a test run."""
-    folder = Path(gettempdir()) / f"emulated-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # random, and the same in all workers of a run
+    folder = Path(gettempdir(), f"emulated-{run}") if run else Path(mkdtemp())
     folder.mkdir(mode=0o700, exist_ok=True)
     source, made, done = FOLDER / f"{name}.cpp", folder / f"{name}.so", folder / f"{name}.done"
     with (folder / f"{name}.lock").open("w") as lock:

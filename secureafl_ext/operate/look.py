@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..rules.support import KIN
 from .verdict import Look
 
 ROWS = 512  # of the similarities at a time: a fleet of thousands must not need its table twice
 NOISE = 0.2  # of the median norm: a mean update below has no direction
-ALIKE = 0.3  # cosine: mean updates above are similar, as in the rule
 
 
 def look_at(server: Any) -> Look:
@@ -67,7 +67,7 @@ def group_sizes(means: Tensor, scale: Tensor) -> Tensor:
 
     def alike() -> Iterator[Tensor]:  # (ROWS, n) at a time, each 0 or 1
         for rows, scales in zip(means.split(ROWS), scale.split(ROWS), strict=True):
-            yield (rows * scale > ALIKE / scales[:, None]).double()
+            yield (rows * scale > KIN / scales[:, None]).double()
 
     sizes = torch.cat([part.sum(1) for part in alike()])
     of_them = torch.cat([part @ sizes for part in alike()]) / sizes.clamp(min=1)

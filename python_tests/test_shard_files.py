@@ -17,16 +17,16 @@ def path(tmp_path):
     return tmp_path / "server.safetensors"
 
 
-def save_small(group, arrivals, path):
-    server = start(SETTINGS, group, d=11)
+def save_small(group, settings, arrivals, path):
+    server = start(settings, group, d=11)
     replay(server, arrivals, group)
     server.save(path)
 
 
-def split_in_two(ranks, path):
+def split_in_two(ranks, path, settings=SETTINGS):
     """A checkpoint of two ranks; its shards."""
-    arrivals, *_ = history_of_arrivals(SETTINGS, 20, d=11)
-    ranks.run(2, save_small, arrivals, path)
+    arrivals, *_ = history_of_arrivals(settings, 20, d=11)
+    ranks.run(2, save_small, settings, arrivals, path)
     return sorted(file for file in path.parent.iterdir() if file != path)
 
 
@@ -86,6 +86,31 @@ def test_the_index_names_each_shards_digest(ranks, path):
     first.unlink()
     with pytest.raises(ValueError, match=rf"must have its shards beside it, got no {first.name}"):
         SecureAFL.load(path)
+
+
+def digest_of(path):
+    with tensor_file.opened(path) as file:
+        return file.digest
+
+
+@pytest.mark.parametrize("rule", ["median", "kinship"])
+def test_shards_have_a_centre_if_their_rule_has_one(ranks, path, rule):
+    """Only row-wise rules do. The digests fit: whoever writes the shards writes the index too."""
+    files = split_in_two(ranks, path, {**SETTINGS, "rule": rule, "memory": 0})
+    index, shards = path.read_bytes(), [tensors_of(file) for file in files]
+    for changed in (files[:1], files[1:], files):
+        for file, tensors in zip(files, shards, strict=True):
+            row = {} if rule == "kinship" else {"centre": tensors["models"][0].clone()}
+            kept = {name: tensor for name, tensor in tensors.items() if name != "centre"}
+            with open(file, "wb") as out:
+                tensor_file.dump(out, {**kept, **row} if file in changed else tensors, {})
+        path.write_bytes(index)
+        rewrite(path, shards=[[file.name, digest_of(file)] for file in files])
+        alike = "state must have no other names .*'centre'" if rule == "median" else "state must have centre, got none"
+        with pytest.raises(
+            ValueError, match=alike if changed == files else "1-of-2 must have tensors like those of the"
+        ):
+            SecureAFL.load(path)
 
 
 def load_or_words(group, path):

@@ -48,6 +48,8 @@ def mistakes(group, settings, arrivals):
     err("call", lambda: server.submit(3, good, now), server.estimates)
     err("forget", lambda: server.forget(3), lambda: server.forget(4))
     err("leave", lambda: server.leave(3), lambda: server.leave(N))
+    err("lr", lambda: setattr(server, "lr", 0.1), lambda: setattr(server, "lr", 0.2))
+    err("bad lr", lambda: setattr(server, "lr", 0.1), lambda: setattr(server, "lr", math.inf))
     err("path", lambda: server.save("one"), lambda: server.save("other"))
     state = (
         server.state_dict()
@@ -80,6 +82,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks, kin
         "no number": "TypeError 'str' object cannot be interpreted as an integer",
         "future": "ValueError SecureAFL.submit: version must lie in",
         "memory": "RuntimeError",
+        "bad lr": "ValueError SecureAFL: lr must be a finite number, got inf",
         "leave": f"ValueError SecureAFL.leave: client must lie in 0..{N - 1}, got {N}",
         "state": "ValueError SecureAFL.load_state_dict: dw must be",
         "setting": "ValueError SecureAFL: lr must be a finite number, got nan",
@@ -92,6 +95,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks, kin
         "version": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, {now - 1} on rank",
         "stale": f"SecureAFL.submit: version must be the same on all ranks, got {now} on rank 0, 2 on rank 1; nothing",
         "call": "call must be the same on all ranks, got submit on rank 0, estimates on rank 1; nothing has changed",
+        "lr": "SecureAFL.lr: settings must be the same on all ranks",
         "forget": "SecureAFL.forget: client must be the same on all ranks, got 3 on rank 0, 4 on rank 1; nothing has",
         "path": "SecureAFL.save: file must be the same on all ranks",
         "other state": "SecureAFL.load_state_dict: version must be the same on all ranks",

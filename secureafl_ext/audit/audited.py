@@ -75,6 +75,16 @@ class Audited:
         return self.server.version
 
     @property
+    def lr(self) -> float:
+        return self.server.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        raise ValueError(
+            f"Audited: lr must stay {self.server.lr}, got {shown(value)}: a replay of the log would not know"
+        )
+
+    @property
     def head(self) -> str:
         """The hash of the last line. Whoever notes it elsewhere can prove later that the log was not cut or forged."""
         return self._log.head.hash

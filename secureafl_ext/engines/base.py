@@ -26,6 +26,7 @@ class Engine(Protocol):
     recorded: Tensor
     counts: Tensor
     presence: Presence
+    lr: float  # of the next round
 
     @property
     def seen(self) -> Tensor:

@@ -24,7 +24,7 @@ class Composed:
     """An Engine on the tensors of History."""
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
-        self.config, self.clients = config, clients
+        self.config, self.clients, self.lr = config, clients, config.lr
         self.history = History(clients, config.memory, size, config.dtype, device)
         self.factors, self.recorded = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
@@ -89,7 +89,7 @@ class Composed:
         if self.config.pairs == "rounds":
             self._push_estimates(number, model, steps)
         self.history.remember(number, update, trained_on, stored)
-        stepped = model - self.config.lr * direction
+        stepped = model - self.lr * direction
         models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate stays finite
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])

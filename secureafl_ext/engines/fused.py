@@ -55,7 +55,7 @@ class Fused:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        self.config, self.clients, self.size, m = config, clients, size, config.memory
+        self.config, self.clients, self.size, self.lr, m = config, clients, size, config.lr, config.memory
         columns = _C.tile_columns(device.type == "cuda", clients, m)
         n = padded(clients, config, device)
         tiles = -(-size // columns)
@@ -78,14 +78,14 @@ class Fused:
         self.presence = Presence(config, n, device)
         self._past = self.slots, self.last, *self._per_client, *self.presence.tensors().values()
         flags = c.filter, c.estimate, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.lr, c.quantile, c.max_norm, c.trust, c.rule, c.trim, *flags, *settings_of(c)
+        self._settings = c.quantile, c.max_norm, c.trust, c.rule, c.trim, *flags, *settings_of(c)
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts, self._arrived
-        return step(update, number, trained_on, now, new, models, *self._past, *judged, *self._settings)
+        return step(update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings)
 
     def estimates(self, model: Tensor) -> Tensor:
         count, planes, _, columns = self.slots.shape

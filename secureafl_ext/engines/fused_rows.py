@@ -28,7 +28,7 @@ class FusedRows(Composed):
         past = h.last_updates, h.last_models, h.seen, rows.products, *rows.similarity.tensors().values(), rows.rounds
         self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.lr, c.quantile, c.max_norm, *flags, *settings_of(c), *self._bounds(rows.every)
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), *self._bounds(rows.every)
 
     def _bounds(self, every: int) -> tuple[float, ...]:
         """The op's last arguments. every: rounds between two refreshes"""
@@ -43,4 +43,4 @@ class FusedRows(Composed):
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts
-        return self._step(update, number, trained_on, now, new, models, *self._past, *judged, *self._settings)
+        return self._step(update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings)

@@ -11,6 +11,7 @@ from torch import Tensor
 # Collective calls. "refuse" is sent by a rank whose call raised an error before it changed anything.
 CALLS = (
     *("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse", "leave"),
+    "lr",  # set to another value
     "refresh",  # of rule="support", at the end of a round
 )
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all

@@ -86,6 +86,14 @@ class Watched:
     def version(self, value: int) -> None:
         self.server.version = value
 
+    @property
+    def lr(self) -> float:
+        return self.server.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.server.lr = value
+
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """`server.submit`, and its receipt for the observers."""
         began = time.perf_counter()

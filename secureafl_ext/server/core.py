@@ -3,8 +3,10 @@
 import logging
 import math
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -65,7 +67,16 @@ class ServerCore:
 
     @property
     def lr(self) -> float:
+        """The step size. It can be set between two rounds, for a schedule; a CUDA graph keeps the one it captured."""
         return self.config.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        with self._ordered():
+            with self._notify_peers:
+                config = replace(self.config, lr=value)
+            self._agree("lr", {"settings": zlib.crc32(repr(config).encode()), "version": self.version})
+            self.config, self._engine.lr = config, config.lr
 
     @property
     def model(self) -> Tensor:

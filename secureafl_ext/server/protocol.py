@@ -13,8 +13,8 @@ class Server(Protocol):
     version: int
     clients: int
 
-    @property
-    def lr(self) -> float: ...
+    lr: float  # can be set between two rounds
+
     @property
     def model(self) -> Tensor: ...
     def submit(self, client: int, update: Tensor, version: int) -> Receipt: ...

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from emulated import call, call_round, emulate, library
+from fused_rounds import Arrivals, close, drive, make
 from states import identical
-from test_fused import Arrivals, close, drive, make
 
 from secureafl_ext import _C
 from secureafl_ext.config import REASONS

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from emulated import emulate
+from kin_rounds import Arrivals, Emulated, agree, drive
 from states import identical, never_waits, same_on_any_threads
-from test_kin_round import Arrivals, Emulated, agree, drive
 from test_support_round import make, shift_of, with_shift
 
 from secureafl_ext.engines import support

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from kin_rounds import Arrivals, agree, drive
 from states import enqueued_like_submitted, identical
 from support_oracle import shifts
-from test_kin_round import Arrivals, agree, drive
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines import support

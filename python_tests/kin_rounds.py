@@ -1,0 +1,130 @@
+"""Rounds of one op beside composed ones, for kinship and support: their clients, and whether two servers agree."""
+
+import pytest
+import torch
+from emulated import call_round, library
+
+from secureafl_ext import SecureAFL
+from secureafl_ext.engines import kinship
+from secureafl_ext.engines.kinship import FusedKinship
+
+F64 = torch.float64
+NAN, INF = float("nan"), float("inf")
+AVERAGED = {"kinship", "kin_centre", "similarity", "shift"}
+SETTINGS = {"rule": "kinship", "memory": 0, "lr": 0.1, "max_staleness": 4}
+
+
+def make(device, n, d, **settings):
+    server = SecureAFL(torch.zeros(d, device=device), n, **{**SETTINGS, **settings})
+    assert isinstance(server._engine, FusedKinship)
+    return server
+
+
+def composed(create):
+    """The server that `create` makes, its rounds of plain ops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kinship, "fits", lambda *_: False)
+        return create()
+
+
+def oracle(n, d, dtype=F64, **settings):
+    settings = {**SETTINGS, "history_dtype": dtype, **settings}
+    return composed(lambda: SecureAFL(torch.zeros(d, dtype=dtype), n, **settings))
+
+
+class Arrivals:
+    """(client, update, version): two by two alike, every third a colluder, one against all; now and then a strange one.
+
+    However many clients there are, a dozen do the talking, the first and the last among them. What they send does not
+    depend on the model, so that rounding does not grow.
+    """
+
+    def __init__(self, n, d, seed=0, strange=True, pull=1.0):
+        self.random = torch.Generator().manual_seed(seed)
+        self.active = sorted({0, n - 1, *torch.randperm(n, generator=self.random)[:10].tolist()})
+        axes = torch.randn(len(self.active) + 2, d, generator=self.random)
+        self.means = {}
+        for i, client in enumerate(self.active):
+            self.means[client] = pull * (axes[-1] if i % 3 == 2 else axes[i // 3] + 0.4 * axes[-2])
+        self.means[self.active[-1]] = -sum(self.means.values()) / len(self.active)
+        self.d, self.strange, self.count, self.sent = d, strange, 0, {}
+
+    def draw(self, high):
+        return int(torch.randint(high, (), generator=self.random))
+
+    def next(self, server):
+        client = self.active[self.draw(len(self.active))]
+        version = max(0, server.version - self.draw(server.config.max_staleness + 2))  # one too old among them
+        update = self.means[client] + 0.3 * torch.randn(self.d, generator=self.random)
+        self.count += 1
+        last = self.sent.get(client)
+        match self.count % 61 if self.strange else 0:
+            case 7 | 33:
+                update[self.draw(self.d)] = (NAN, INF, -INF)[self.draw(3)]
+            case 11 | 44:
+                update = torch.zeros(self.d)
+            case 17:
+                update = 1e20 * update
+            case 23 | 50:
+                update = 30 * update
+            case 29 | 37 if last:
+                version = last[1]  # the model of last time, another update
+            case 41 | 47 if last:
+                update, version = last  # the same once more
+            case 53:
+                update = 1e-30 * update
+        self.sent[client] = update, version
+        return client, update, version
+
+
+def drive(servers, arrivals, rounds, bound=1e-5):
+    """Every server takes the same; they agree on each verdict and model. What the verdicts were."""
+    reasons = []
+    for _ in range(rounds):
+        client, update, version = arrivals.next(servers[0])
+        receipts = [server.submit(client, update.to(server.model), version) for server in servers]
+        assert len({receipt.reason for receipt in receipts}) == 1
+        factors = [float(receipt.factor) for receipt in receipts]
+        assert factors == pytest.approx([factors[0]] * len(factors), rel=1e-3, nan_ok=True)
+        first = servers[0].model.cpu().double()
+        for server in servers[1:]:
+            assert (server.model.cpu().double() - first).norm() <= bound * first.norm()
+        reasons.append(receipts[0].reason)
+    return reasons
+
+
+def agree(ours, theirs, bound=1e-5):
+    """Two servers of any kind."""
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert mine.keys() == other.keys()
+    for name in ("seen", "met", "pairs", "recorded", "counts", "rounds"):
+        assert torch.equal(mine[name].cpu(), other[name].cpu()), name
+    seen = other["seen"].cpu()
+    for name, rows in (("models", ...), ("last_updates", seen), ("last_models", seen)):
+        a, b = (state[name].cpu().double()[rows] for state in (mine, other))
+        assert ((a - b).norm(dim=1) <= bound * b.norm(dim=1)).all(), name
+    a, b = (state["products"].cpu()[seen][:, seen] for state in (mine, other))
+    lengths = b.diagonal().sqrt()
+    assert ((a - b).abs() <= bound * lengths[:, None] * lengths).all()
+    for name in AVERAGED & mine.keys():
+        assert torch.allclose(mine[name].cpu(), other[name].cpu(), rtol=bound, atol=bound), name
+    assert torch.allclose(mine["factors"].cpu(), other["factors"].cpu(), rtol=1e-3)
+    assert ours.stats() == theirs.stats()
+
+
+def left_out(server):
+    return server.seen & ~server._engine.kinship.kept(server.seen)
+
+
+class Emulated:
+    """`kin_step_` of a GPU or another round with so many tensors of state, warps in the order of a seed."""
+
+    def __init__(self, seed, op="kin_step", tensors=14):
+        self.run, self.seed, self.tensors = getattr(library("kin"), op), seed, tensors
+
+    def __call__(self, update, client, trained_on, now, new, models, *rest):
+        state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
+        flags, bounds = others[:6], others[6:]
+        tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
+        whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
+        return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed)

@@ -1,0 +1,119 @@
+"""Bad input to SecureAFL: updates, versions, clients, settings and models, and what a refusal leaves unchanged."""
+
+import pytest
+import torch
+from oracles import relative_error
+from server_rounds import CLIENTS, SIZE, drive, make
+
+from secureafl_ext import SecureAFL
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_non_finite_update_is_a_round_that_leaves_no_trace_of_it(device, bad):
+    server = make(device)
+    slow, _ = drive(server, 50)
+    before = server.state_dict()
+    update = torch.ones(SIZE, dtype=torch.float64, device=device)
+    update[5] = bad
+    receipt = server.submit(4, update, server.version)
+    assert not receipt.accepted and receipt.factor.isnan() and receipt.reason == "rejected: not finite"
+    assert server.version == 51 and server.stats()["non_finite"] == 1
+    slow.submit(4, update.cpu().numpy(), 50)
+    assert relative_error(server.model, slow.model) < 1e-9  # it went on with the estimates
+    after = server.state_dict()
+    for name in ("last_updates", "last_models", "dw", "dg", "pairs", "seen", "factors", "recorded"):
+        assert torch.equal(before[name], after[name]), name
+    new = make(device)
+    new.submit(0, update, 0)
+    assert not new.state_dict()["seen"].any() and not new.model.any()
+
+
+def test_huge_updates_never_make_the_model_or_the_history_non_finite(device):
+    model = torch.zeros(4, device=device)
+    server = SecureAFL(model, 3, lr=10.0, max_norm=1e38, estimate=True, filter=False)
+    for step in range(40):
+        update = torch.full((4,), 3e38 * (-1) ** (step // 7), device=device)
+        server.submit(step % 3, update, max(0, server.version - step % 4))
+    state = server.state_dict()
+    assert all(state[name].isfinite().all() for name in ("models", "last_updates", "last_models", "dw", "dg"))
+
+
+def test_stale_versions_are_refused_without_a_round(device):
+    server = make(device, max_staleness=3)
+    drive(server, 20)
+    before = server.state_dict()
+    receipt = server.submit(0, torch.ones(SIZE, dtype=torch.float64, device=device), 16)
+    assert not receipt.accepted and receipt.staleness == 4 and receipt.version == 20
+    assert receipt.reason == "stale: version 16, the server keeps 17 to 20"
+    after = server.state_dict()
+    assert after.pop("stale") == before.pop("stale") + 1 == server.stats()["stale"]
+    assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)
+    assert server.submit(0, torch.ones(SIZE, dtype=torch.float64, device=device), 17).staleness == 3
+
+
+V = torch.ones(SIZE, dtype=torch.float64)
+MISTAKES = [
+    ((0, V[:3], 0), "update must be a tensor (12,) float64, got (3,) float64"),
+    ((0, V.float(), 0), "update must be a tensor (12,) float64, got (12,) float32"),
+    ((0, [1.0] * SIZE, 0), "update must be a tensor (12,) float64, got list"),
+    ((CLIENTS, V, 0), "client must lie in 0..5, got 6"),
+    ((-1, V, 0), "client must lie in 0..5, got -1"),
+    ((0, V, 31), "version must lie in 0..30, got 31"),
+    ((0, V, -1), "version must lie in 0..30, got -1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
+def test_a_callers_mistake_is_an_error_and_no_round(arguments, words):
+    server = make()
+    drive(server, 30)
+    before = server.state_dict()
+    with pytest.raises(ValueError) as mistake:
+        server.submit(*arguments)
+    assert str(mistake.value) == f"SecureAFL.submit: {words}"
+    assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(v)) for k, v in server.state_dict().items())
+
+
+BAD_SETTINGS = [
+    ({"quantile": 1.5}, "quantile must be a number between 0 and 1, got 1.5"),
+    ({"memory": 17}, "memory must be a whole number 0 to 16, got 17"),
+    ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+    ({"max_norm": 0.0}, "max_norm must be a positive number, got 0.0"),
+    ({"trust": -1.0}, "trust must be a number, 0 or more (inf: no cap), got -1.0"),
+    ({"store": "some"}, "store must be one of all, accepted, got 'some'"),
+    ({"pairs": "mine"}, "pairs must be one of received, rounds, got 'mine'"),
+    ({"max_staleness": -1}, "max_staleness must be a whole number, 0 or more, got -1"),
+    ({"window": 0}, "window must be None or a positive whole number, got 0"),
+    ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got torch.int32"),
+    ({"history_dtype": torch.float32}, "history_dtype must be float64 like model, got float32"),
+    ({"rule": "trimmed_mean", "trim": 3}, "trim must leave a client, 2 * trim < 6, got 3"),
+    ({"trim": -1}, "trim must be a whole number, 0 or more, got -1"),
+    (
+        {"estimate": False, "receive": False},
+        "receive must be true when estimate is false, got False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD_SETTINGS, ids=[words for _, words in BAD_SETTINGS])
+def test_bad_settings_are_refused(settings, words):
+    with pytest.raises(ValueError) as refusal:
+        make(**settings)
+    assert str(refusal.value) == f"SecureAFL: {words}"
+
+
+def test_a_bad_model_is_refused():
+    for model, words in [
+        (torch.zeros(2, 3), "model must be a flat float32 or float64 tensor, got (2, 3) float32"),
+        (torch.zeros(3).half(), "model must be a flat float32 or float64 tensor, got (3,) float16"),
+        (torch.tensor([1.0, torch.nan]), "model must be finite, got NaN or inf in it"),
+    ]:
+        with pytest.raises(ValueError) as refusal:
+            SecureAFL(model, 3)
+        assert str(refusal.value) == f"SecureAFL: {words}"
+
+
+def test_only_a_client_that_there_is_can_be_forgotten(device):
+    for client in (-1, CLIENTS):
+        with pytest.raises(ValueError, match=rf"SecureAFL.forget: client must lie in 0..{CLIENTS - 1}, got {client}"):
+            make(device).forget(client)

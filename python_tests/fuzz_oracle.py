@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from fuzz_cases import is_sound
 from fuzz_dice import need
+from slow_kinship import Twin
 from slow_rows import TWINS, clipped, has_one_top_direction
 from slow_server import SETTING_NAMES, SlowServer
-from test_kinship import Twin
 
 from secureafl_ext.config import Config
 from secureafl_ext.rules.row_rules import bucketed

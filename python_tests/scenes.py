@@ -11,6 +11,7 @@ from secureafl_ext.tasks.models import Net
 
 KINDS = {"grey": ((1, 8, 8), 10), "colour": ((3, 9, 7), 12), "regression": ((3, 8, 8), 0)}
 CLIENTS, MALICIOUS, BATCH, SAMPLES, LR = 8, (1, 4, 6), 6, 64, 0.1
+HONEST = [client for client in range(CLIENTS) if client not in MALICIOUS]
 
 
 def dataset(kind="grey", device="cpu"):

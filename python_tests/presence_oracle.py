@@ -1,12 +1,14 @@
 """The clock of docs/algorithm.md in NumPy: which clients count after each stored upload."""
 
+from fractions import Fraction
+
 import numpy as np
 
 PAPER = {"expiry": None, "probation": 0}  # settings without expiry and probation
 
 
 class Clock:
-    def __init__(self, clients, expiry=12, probation=3):
+    def __init__(self, clients, expiry=8, probation=3):
         self.expiry, self.probation = np.inf if expiry is None else expiry, probation
         self.epoch = self.rounds = self.applies = 0
         self.last = np.full(clients, np.nan)  # the epoch of the last stored upload
@@ -21,7 +23,7 @@ class Clock:
         turning = past if self.applies else live
         self.rounds += 1
         done = sum(self.last[k] == self.epoch for k in turning)
-        if done >= len(turning) / 2 or self.rounds >= 16 * len(turning):
+        if done >= Fraction(2, 3) * len(turning) or self.rounds >= 16 * len(turning):
             self.epoch, self.rounds = self.epoch + 1, 0
 
     def live(self):

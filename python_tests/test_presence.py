@@ -130,7 +130,7 @@ def test_the_clock_is_the_one_of_the_definition(engine, settings, device):
             state = server.state_dict()
             assert state["clock"].tolist() == [clock.epoch, clock.rounds, clock.applies]
             assert state["uploads"].tolist() == clock.uploads.tolist()
-    assert clock.epoch > 20 and len(counted) > 1
+    assert clock.epoch > 10 and len(counted) > 1
 
 
 def test_rejected_uploads_age_nobody(device):
@@ -146,10 +146,11 @@ def test_rejected_uploads_age_nobody(device):
 
 @pytest.mark.parametrize("share", [0.33, 0.94])
 @pytest.mark.parametrize("from_the_start", [False, True])
-def test_a_flood_expires_nobody(share, from_the_start):
+@pytest.mark.parametrize("expiry", [8, 4])
+def test_a_flood_expires_nobody(share, from_the_start, expiry):
     """20 % of the clients make most of the uploads. The others stay, and are always more than they are."""
     n, bad = 50, 10
-    clock, random = Clock(n), np.random.default_rng(0)
+    clock, random = Clock(n, expiry), np.random.default_rng(0)
     for _ in range(0 if from_the_start else 10 * n):
         clock.stored(int(random.integers(n)))
     kept, rounds = [], 6000
@@ -160,7 +161,7 @@ def test_a_flood_expires_nobody(share, from_the_start):
             kept.append(sum(k >= bad for k in clock.present()))
             assert kept[-1] > bad or (clock.uploads[bad:] > 0).sum() <= bad + 5
     late = kept[len(kept) // 2 :]
-    assert np.mean(late) > 0.97 * (n - bad) and np.min(late) > 0.8 * (n - bad)
+    assert np.mean(late) > 0.96 * (n - bad) and np.min(late) > 0.8 * (n - bad)
 
 
 def test_clients_that_leave_all_at_once_are_not_waited_for():

@@ -188,11 +188,11 @@ def test_expired_clients_have_no_shift_after_a_refresh(device):
     servers = oracle(10, 40, expiry=5, filter=False), make(device, 10, 40, expiry=5, filter=False)
     arrivals = Arrivals(10, 40, strange=False)
     drive(servers, arrivals, 80)
-    arrivals.active = arrivals.active[:6]
-    drive(servers, arrivals, 100)
+    arrivals.active = arrivals.active[:7]
+    drive(servers, arrivals, 120)
     agree(servers[1], servers[0])
-    assert servers[1].stats()["expired"] >= 4 and not servers[1].present[6:].any()
-    assert not shift_of(servers[1])[6:].any() and shift_of(servers[1])[:6].any()
+    assert servers[1].stats()["expired"] >= 3 and not servers[1].present[7:].any()
+    assert not shift_of(servers[1])[7:].any() and shift_of(servers[1])[:7].any()
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": 2}, {"history_dtype": F64}], ids=str)

@@ -152,9 +152,9 @@ class Config:
     """Clipping radius of centered_clip. None: the median distance to the center."""
     iterations: int = 2
     """Iterations of centered_clip."""
-    expiry: int | None = 12
+    expiry: int | None = 8
     """A client's remembered update counts until the client has been silent for this many epochs. An epoch ends when
-    half of the clients that count have uploaded: after some 0.7 n rounds. None: for ever, as in the paper."""
+    two thirds of the clients that count have uploaded: after some 1.1 n rounds. None: for ever, as in the paper."""
     probation: int = 3
     """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
     first on, as in the paper."""

@@ -60,7 +60,7 @@ SECUREAFL_FN void count_upload(const Presence& p, int64_t client, int64_t others
   const int64_t all = others + census(p.past_probation(client), true);
   const bool applies = 4 * counted_in(all, 1) >= 3 * counted_in(all, 0);
   const int64_t count = counted_in(all, applies), done = counted_in(all, 2 + applies), rounds = plus_one(p.clock[1]);
-  const bool ends = 2 * done >= count || rounds >= kStall * count;
+  const bool ends = 3 * done >= 2 * count || rounds >= kStall * count;
   if (ends) p.clock[0] = plus_one(p.clock[0]);
   p.clock[1] = ends ? 0 : rounds;
   p.clock[2] = applies;

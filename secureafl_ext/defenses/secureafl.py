@@ -50,7 +50,7 @@ VARIANTS = {
         # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
         # uploads must not be theirs alone.
         expiry=4,
-        quorum=0.5,
+        quorum=0.65,
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),
     "secureafl-ii": variant("Variant II: no estimates", estimate=False),

@@ -4,9 +4,9 @@ A remembered update pulls in every later round, so a client that sends one and t
 A client counts only if it is live (it uploaded within the last `expiry` epochs) and past its probation (it has at least
 `probation` stored uploads).
 
-The clock counts epochs, not rounds: otherwise a client that uploads often could age the others. An epoch ends when half
-of the clients that count have uploaded in it. So fewer than half of them cannot end it alone. Only a stored upload
-moves the clock: a rejected one ages nobody.
+The clock counts epochs, not rounds: otherwise a client that uploads often could age the others. An epoch ends when two
+thirds of the clients that count have uploaded in it. So fewer than that cannot end it alone, however often they upload.
+Only a stored upload moves the clock: a rejected one ages nobody.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import GONE, Config
 
-STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise half of them could stop it
+STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
@@ -50,7 +50,7 @@ class Presence:
         current, past = live & (self.last_epoch == epoch), self.uploads >= self.probation
         applies = 4 * (live & past).sum() >= 3 * live.sum()
         count, done = (torch.where(applies, (those & past).sum(), those.sum()) for those in (live, current))
-        ends = (2 * done >= count) | (rounds + 1 >= STALL * count)
+        ends = (3 * done >= 2 * count) | (rounds + 1 >= STALL * count)
         after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
         self.clock.copy_(torch.where(stored, after, self.clock))
 

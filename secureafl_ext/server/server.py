@@ -61,7 +61,7 @@ class SecureAFL(CheckpointedServer):
         remove: float = 0.25,
         radius: float | None = None,
         iterations: int = 2,
-        expiry: int | None = 12,
+        expiry: int | None = 8,
         probation: int = 3,
         quorum: float = 0.0,
         process_group: "torch.distributed.ProcessGroup | None" = None,

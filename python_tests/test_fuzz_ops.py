@@ -148,7 +148,7 @@ sums = torch.ops.secureafl.update_sums(update, client, trained_on, e.last)
 books = e.factors, e.recorded, e.counts, e._arrived
 try:
     torch.ops.secureafl.apply_(
-        sums, verdict, changes, update, client, trained_on, 0, 1, models, *e._past, *books, *e._settings
+        sums, verdict, changes, update, client, trained_on, 0, 1, models, *e._past, *books, e.lr, *e._settings
     )
 except RuntimeError as error:
     print(error)

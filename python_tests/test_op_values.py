@@ -26,7 +26,16 @@ def arguments(device, op=ROUND):
     judged = engine.factors, engine.recorded, engine.counts, *(() if op in AVERAGED else (engine._arrived,))
     now = server.version % len(server.models)
     given = torch.ones(D, device=device), torch.tensor([1], device=device), server.model_at(server.version - 1)
-    values = *given, now, (now + 1) % len(server.models), server.models, *engine._past, *judged, *engine._settings
+    values = (
+        *given,
+        now,
+        (now + 1) % len(server.models),
+        server.models,
+        *engine._past,
+        *judged,
+        engine.lr,
+        *engine._settings,
+    )
     return dict(zip((argument.name for argument in op._schema.arguments), values, strict=True))
 
 

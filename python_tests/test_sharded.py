@@ -198,7 +198,7 @@ def test_phases_refuse_what_does_not_fit():
     with pytest.raises(RuntimeError, match="update_sums: update must have dtype float32, got float64"):
         op.update_sums(update.double(), client, update.double(), engine.last)
     judged = engine.factors, engine.recorded, engine.counts, engine._arrived
-    arguments = update, client, server.model, 0, 1, server.models, *engine._past, *judged, *engine._settings
+    arguments = update, client, server.model, 0, 1, server.models, *engine._past, *judged, engine.lr, *engine._settings
     sums = op.update_sums(update, client, server.model, engine.last)
     changes, verdict = torch.zeros(7, dtype=torch.float64), torch.zeros(sharded._C.VERDICT_BYTES, dtype=torch.uint8)
     words = r"changes must have shape \(\(2m \+ 1\) \(n \+ 1\) \+ 4m \+ 1,\) = \(48,\), got \(7,\)"

@@ -26,7 +26,7 @@ def poison(
     data: Dataset, index: Tensor, trigger: Trigger, share: float, part: Tensor | int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The batch of these training samples (B). Its first `share` gets the trigger and the target's label."""
-    pixels, labels = data.train_x[index], data.train_y[index]
+    pixels, labels = data.train_pixels(index)
     count = round(share * len(index))
     pixels[:count] = trigger.apply(pixels[:count], part)
     labels[:count] = trigger.target

@@ -26,7 +26,8 @@ class Federation:
 
     def __init__(self, settings: Resolved):
         self.settings = settings
-        self.data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
+        data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
+        self.data = augmented(data) if settings.augment else data
         self.net = models.build(settings.model, self.data.shape, self.data.classes)
         check_memory(settings, self.net.size)
         self.start = self.net.start(stream(settings, "start")).to(settings.device)
@@ -34,7 +35,7 @@ class Federation:
         self._order = torch.cat(shares)  # samples, client after client
         self._sizes = torch.tensor([len(share) for share in shares])
         self._first = self._sizes.cumsum(0) - self._sizes
-        purposes = ("samples", "extra", "look")
+        purposes = ("samples", "extra", "look", "crops")
         self._draws = {name: torch.Generator().manual_seed(stream(settings, name)) for name in purposes}
         chosen = torch.randperm(settings.clients, generator=torch.Generator().manual_seed(stream(settings, "malice")))
         self.malicious = chosen[: settings.attackers].sort().values
@@ -72,7 +73,17 @@ class Federation:
         """
         u = torch.rand(*clients.shape, self.settings.batch, generator=self._draws[purpose], dtype=torch.float64)
         within = (u * self._sizes[clients][..., None]).long()
-        return self._order[self._first[clients][..., None] + within]
+        samples = self._order[self._first[clients][..., None] + within]
+        if self.data.crops is None:
+            return samples
+        variant = torch.randint(self.data.crops.variants, samples.shape, generator=self._draws["crops"])
+        return samples + len(self.data.train_y) * variant
+
+    def log_frequencies(self) -> Tensor:
+        """(n, classes) float32: the logarithm of the share of each label in a client's data, with one more of each."""
+        labels = self.data.train_y.cpu()[self._order].split(self._sizes.tolist())
+        counts = torch.stack([label.bincount(minlength=self.data.classes) for label in labels]) + 1
+        return (counts / counts.sum(1, keepdim=True)).log()
 
     def some_honest(self, rounds: int, count: int) -> Tensor:
         """(rounds, count): `count` honest clients, drawn anew for each round."""
@@ -100,6 +111,12 @@ def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Data
     """A data set on a device, loaded once for all runs."""
     whole = datasets.load(name, data_dir)
     return (whole.held_out(holdout) if holdout else whole).to(device)
+
+
+@lru_cache(maxsize=4)
+def augmented(data: Dataset) -> Dataset:
+    """The padded images are made once for all runs."""
+    return data.augmented()
 
 
 def stream(settings: Resolved, purpose: str) -> int:

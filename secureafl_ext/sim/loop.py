@@ -58,6 +58,7 @@ class Rounds:
         self.server.reserve(settings.rounds)
         self.past = self.server.model.repeat(settings.delay + 1, 1)
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
+        self.priors = federation.log_frequencies().to(settings.device) if settings.calibrate else None
         self.done = 0
         self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)  # (rounds)
         if uploads := getattr(self.attack, "uploads", None):
@@ -80,6 +81,7 @@ class Rounds:
     def advance(self, rounds: int) -> None:
         """Run the next `rounds` rounds, at most a stretch. Does not wait for the device."""
         part = slice(self.done, self.done + rounds)
+        self._follow_schedule((self.done + rounds / 2) / self.settings.rounds)
         client, staleness = (table[part] for table in self.federation.arrivals[:2])
         kinds = self.is_malicious[part]
         now = torch.arange(self.done, self.done + rounds)
@@ -99,6 +101,12 @@ class Rounds:
         self.accepted[part] = self.verdicts[:rounds]
         self.done += rounds
 
+    def _follow_schedule(self, progress: float) -> None:
+        """Set the learning rate of the next stretch. progress: the share of the run that is done in its middle"""
+        if self.settings.schedule == "constant":
+            return
+        self.server.lr = self.settings.lr * (1 + math.cos(math.pi * progress)) / 2
+
     def _extra(self, clients: Tensor) -> Tensor:
         """Further samples for the attacks of these malicious clients (rounds), in order of arrival."""
         own = clients[:, None].expand(-1, self.attack.own - 1)
@@ -115,7 +123,7 @@ class Rounds:
             view = self._view(row, trained_on)
             update = self.attack.update(view)
         else:
-            update = self.net.gradient(trained_on, *self.data.train(samples))
+            update = self.net.gradient(self._calibrated(trained_on, who), *self.data.train(samples))
         if server.capturable:
             receipt = server.enqueue(who, update, trained_on, row[3].double())
         else:
@@ -125,6 +133,16 @@ class Rounds:
         self.past.index_copy_(0, row[2:3], server.model[None])
         self.verdicts.index_copy_(0, self.at, receipt.accepted.reshape(1))
         self.at += 1
+
+    def _calibrated(self, model: Tensor, client: Tensor) -> Tensor:
+        """The model (d) with the logarithms of the client's label frequencies added to the biases of its last layer.
+
+        Its gradient is that of the model under a loss in which the client's labels are as frequent as everyone's.
+        """
+        if self.priors is None:
+            return model
+        prior = self.priors.index_select(0, client)[0]  # (classes)
+        return torch.cat([model[: -len(prior)], model[-len(prior) :] + prior])
 
     def _view(self, row: Tensor, trained_on: Tensor) -> View:
         more = self.extra.index_select(0, self.extra_at)[0]
@@ -164,6 +182,7 @@ class Captured:
 
     def __init__(self) -> None:
         self.graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+        self.rates: dict[tuple[bool, int], float] = {}  # the learning rate that a graph captured, and keeps
         self.warm: set[bool] = set()
         self.pool = torch.cuda.graph_pool_handle()
 
@@ -174,10 +193,11 @@ class Captured:
             self.warm.add(malicious)
             rounds.round(malicious)
             return
-        if key in self.graphs:
+        if self.rates.get(key) == server.lr:
             server.version += 1
         else:
             self.graphs[key] = self._capture(rounds, malicious)  # increments the version, but runs nothing yet
+            self.rates[key] = server.lr
         self.graphs[key].replay()
 
     def _capture(self, rounds: Rounds, malicious: bool) -> torch.cuda.CUDAGraph:

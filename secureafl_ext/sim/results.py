@@ -25,7 +25,7 @@ from .. import bounded_files
 from .code import code
 from .loop import Outcome, Point
 from .options import KINDS, TYPE_NAMES, fits
-from .settings import Resolved, recorded
+from .settings import ADDED, Resolved, recorded
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def commit() -> str | None:
 def _record(parts: dict[str, Any], where: str) -> Record:
     try:
         curve = [Point(**point) for point in parts.pop("curve")]
-        outcome = Outcome(Resolved(**parts.pop("settings")), curve, parts.pop("summary"))
+        outcome = Outcome(Resolved(**ADDED | parts.pop("settings")), curve, parts.pop("summary"))
         made = Record(outcome, **parts)
         _check(made)
     except (KeyError, TypeError) as error:

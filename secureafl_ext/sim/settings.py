@@ -18,6 +18,15 @@ ARRIVALS = {
     "uniform": "as in the paper: each round any client on any kept version, all equally likely",
     "clock": "an event queue of clients with different speeds; the staleness follows from the speeds",
 }
+SCHEDULES = {
+    "constant": "the same learning rate throughout",
+    "cosine": "from `lr` to 0 along half a cosine wave, in steps from evaluation to evaluation",
+}
+# How clients train. "augmented" is for CIFAR and Tiny-ImageNet, where the paper's settings do not train to the end.
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {"lr": 0.01, "augment": False, "schedule": "constant", "calibrate": False},
+    "augmented": {"lr": 0.1, "augment": True, "schedule": "cosine", "calibrate": True},
+}
 PARTITIONS = {
     "skewed": "as in the paper: a sample goes to the client group of its label with probability `degree`",
     "dirichlet": "each label is split by shares from a Dirichlet distribution with parameter `concentration`",
@@ -45,7 +54,11 @@ class Settings:
     defense_options: dict[str, object] = field(default_factory=dict)  # of that defense: `secureafl list defenses`
     rounds: int | None = None  # 20,000; 400 on the embedded data
     batch: int | None = None  # samples per gradient: 32; 64 for colour images
+    recipe: str = "paper"  # the defaults of lr, augment, schedule and calibrate
     lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, which has short runs; 0.001 for udacity
+    augment: bool | None = None  # random crops and flips of the training images
+    schedule: str | None = None  # of the learning rate
+    calibrate: bool | None = None  # honest clients correct their loss for the frequencies of their labels
     delay: int | None = (
         None  # tau_max: the server refuses an older upload: 10; with `clock` 4 per client, more in a flood
     )
@@ -82,13 +95,15 @@ class Settings:
         embedded = self.dataset == datasets.DEFAULT
         grey = embedded or self.dataset == "fashion-mnist"
         clients = 20 if embedded else 10 if self.dataset in TEN_CLIENTS else 50
+        # A squared error has about a hundred times the curvature of a cross entropy: 0.01 diverges without attack.
+        own_lr = {"lr": 0.05} if embedded else {"lr": 0.001} if self.dataset == "udacity" else {}
         return {
+            **RECIPES[self.recipe],
+            **(own_lr if self.recipe == "paper" else {}),
             "model": "cnn" if grey else "resnet20",
             "clients": clients,
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,
-            # A squared error has about a hundred times the curvature of a cross entropy: 0.01 diverges without attack.
-            "lr": 0.05 if embedded else 0.001 if self.dataset == "udacity" else 0.01,
             "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients) * self._crowding(),
             "quantile": 0.95 if self.defense == "secureafl-support" else 0.8,
             "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
@@ -110,6 +125,9 @@ class Resolved(Settings):
     rounds: int
     batch: int
     lr: float
+    augment: bool
+    schedule: str
+    calibrate: bool
     delay: int
     quantile: float
     device: str
@@ -132,6 +150,9 @@ class Resolved(Settings):
                 f" attack {self.attack!r}"
             )
         regression = datasets.SOURCES[self.dataset].regression
+        for name, why in (("augment", "a flipped road turns the other way"), ("calibrate", "it has no labels")):
+            if regression and getattr(self, name):
+                raise UndefinedError(f"{name} must be false for {self.dataset}: {why}")
         if regression and ATTACKS[self.attack].needs_labels:
             raise UndefinedError(
                 f"attack {self.attack!r} changes labels, and {self.dataset} has none: it is a regression"
@@ -142,9 +163,13 @@ class Resolved(Settings):
             )
 
 
+# Settings that older records lack, with the values that their runs had.
+ADDED: dict[str, Any] = {"flood": None, "recipe": "paper", "augment": False, "schedule": "constant", "calibrate": False}
+
+
 def recorded(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a record and in a name. A run without a flood keeps those from before there were floods."""
-    return {name: value for name, value in settings.items() if name != "flood" or value is not None}
+    """The settings in a record and in a name: without the values of ADDED, so that older ones stay as they were."""
+    return {name: value for name, value in settings.items() if name not in ADDED or value != ADDED[name]}
 
 
 # The settings that only SecureAFL has.
@@ -167,6 +192,8 @@ CHOICES: dict[str, Collection[str]] = {
     "defense": DEFENSES,
     "arrivals": ARRIVALS,
     "partition": PARTITIONS,
+    "recipe": RECIPES,
+    "schedule": SCHEDULES,
 }
 BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("clients", 1, math.inf),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..validation import shown
 from . import npz, readers
+from .augment import Crops, crops
 from .readers import Arrays
 from .sources import DEFAULT, SOURCES, Source
 
@@ -31,6 +32,7 @@ class Dataset:
     classes: int  # 0: regression
     scale: Tensor  # (C, 1, 1): an input is pixel * scale + shift
     shift: Tensor  # (C, 1, 1)
+    crops: Crops | None = None  # random crops and flips of the training images
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -41,9 +43,19 @@ class Dataset:
         """Pixels (B, C, H, W), 0 to 255, as inputs of a model: float32, each channel with mean 0 and deviation 1."""
         return torch.addcmul(self.shift, x, self.scale)  # one kernel, which also converts bytes to floats
 
-    def train(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch of these training samples. `index` must be on the data's device, so that the host never waits."""
-        return self.inputs(self.train_x[index]), self.train_y[index]
+    def train(self, number: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch of these training samples. `number` must be on the data's device, so that the host never waits."""
+        pixels, labels = self.train_pixels(number)
+        return self.inputs(pixels), labels
+
+    def train_pixels(self, number: Tensor) -> tuple[Tensor, Tensor]:
+        """The images of these training samples, bytes, and their labels. With `crops`: sample + N * variant."""
+        if self.crops is None:
+            return self.train_x[number], self.train_y[number]
+        return self.crops.pixels(number, self.shape), self.train_y[number % len(self.train_y)]
+
+    def augmented(self) -> "Dataset":
+        return replace(self, crops=crops(self.train_x))
 
     def held_out(self, share: float) -> "Dataset":
         """A data set without the test set: this share of the training data, always the same, takes its place.

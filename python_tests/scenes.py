@@ -56,7 +56,7 @@ def view(run, attack, client=None, seed=0, server=None, model=None, staleness=0.
     current = model if server is None else server.model.clone()
     client = torch.tensor([number], device=run.device)
     late, done = (torch.tensor(x, dtype=torch.float64, device=run.device) for x in (staleness, progress))
-    return View(client, model, current, samples(attack.own), samples(attack.honest), server, late, done)
+    return View(client, model, current, samples(attack.own), samples(attack.honest), server, late, done, run.lr)
 
 
 def trusted(run):

@@ -20,7 +20,7 @@ KINDS = {
 }
 # The same, of engines that weigh whole updates or have no pairs. Updates are stored, expire and are rejected.
 ROW_KINDS = {
-    "support": {"rule": "support", "memory": 0, "quantile": 0.95, "expiry": 2, "quorum": 0.5},
+    "support": {"rule": "support", "memory": 0, "quantile": 0.95, "expiry": 1, "quorum": 0.5},
     "kinship": {"rule": "kinship", "memory": 0, "expiry": 2, "probation": 4, "on_reject": "step", "store": "all"},
     "float64": {"rule": "support", "memory": 0, "expiry": 2, "factors": "pooled", "history_dtype": torch.float64},
     "krum in buckets": {"rule": "krum", "memory": 0, "buckets": 2},

@@ -24,6 +24,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 OTHER = {
     "dataset": "udacity",
     "data_dir": "elsewhere",
+    "side": 14,
     "model": "resnet20",
     "clients": 7,
     "malicious": 0.25,
@@ -34,7 +35,11 @@ OTHER = {
     "defense_options": {"dampening": "inverse", "kept": 5},
     "rounds": 11,
     "batch": 3,
+    "recipe": "augmented",
     "lr": 0.5,
+    "augment": True,
+    "schedule": "cosine",
+    "calibrate": True,
     "delay": 4,
     "arrivals": "clock",
     "spread": 0.75,
@@ -121,7 +126,7 @@ def test_whole_numbers_in_a_file_are_numbers_too(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("round = 5", "unknown setting in a.toml: 'round'; choose from dataset, data_dir, model"),
+        ("round = 5", "unknown setting in a.toml: 'round'; choose from dataset, data_dir, side, model"),
         ("rounds = 5.5", "a.toml: rounds must be a whole number, got 5.5"),
         ("rounds = true", "a.toml: rounds must be a whole number, got True"),
         ("attack_options = 5", "a.toml: attack_options must be a table, got 5"),

@@ -37,6 +37,26 @@ def test_a_plain_number_is_the_image_itself(data):
     assert torch.equal(pixels, data.train_x[numbers]) and torch.equal(labels, data.train_y[numbers])
 
 
+def test_reduced_images_are_means_of_squares(data):
+    wanted = data.train_x[:50].double().unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2))
+    small = data.reduced(7)
+    assert small.shape == (1, 7, 7) and small.test_x.shape == (len(data.test_y), 1, 7, 7)
+    assert (small.train_x[:50] - wanted).abs().max() <= 0.5 and len(small.train_x[:50].unique()) > 100
+    with pytest.raises(ValueError, match="dataset 'fashion-mnist-small': side must divide 28 x 28, got 5"):
+        data.reduced(5)
+
+
+def test_tiny_imagenet_has_the_size_of_the_fused_op():
+    assert Settings(dataset="tiny-imagenet").resolve().side == 32
+    assert Settings(dataset="tiny-imagenet", side=64).resolve().side == 64
+    assert Settings(dataset="cifar10").resolve().side is None
+    federation = Federation(Settings(side=14, device="cpu").resolve())
+    assert (
+        federation.data.shape == (1, 14, 14)
+        and federation.net.size < Federation(Settings(device="cpu").resolve()).net.size
+    )
+
+
 def test_every_draw_is_a_crop_of_the_same_sample():
     plain, cropped = (Federation(Settings(augment=augment, device="cpu").resolve()) for augment in (False, True))
     clients, count = torch.arange(20), len(plain.data.train_y)

@@ -116,7 +116,7 @@ class ThreeDFed:
 
     def after(self, view: View, model: Tensor) -> None:
         """Record whether the upload was accepted. A decoy does not count: the attack continues after it."""
-        step = (view.current[self.place] - model[self.place]) / view.server.lr
+        step = (view.current[self.place] - model[self.place]) / view.lr
         arrived, counts, rank = step / self.value > self.recipe.heard, ~self.due, self.scene.rank(view.client)
         self.tally.index_add_(0, self.groups[rank], torch.stack([arrived & counts, counts], 1).long())
         fate = torch.where(counts, 2 * arrived.long() - 1, self.fate[rank])

@@ -27,7 +27,7 @@ class Federation:
     def __init__(self, settings: Resolved):
         self.settings = settings
         data = loaded(settings.dataset, settings.data_dir, settings.holdout, settings.device)
-        self.data = augmented(data) if settings.augment else data
+        self.data = changed(data, settings.side, settings.augment)
         self.net = models.build(settings.model, self.data.shape, self.data.classes)
         check_memory(settings, self.net.size)
         self.start = self.net.start(stream(settings, "start")).to(settings.device)
@@ -114,9 +114,10 @@ def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Data
 
 
 @lru_cache(maxsize=4)
-def augmented(data: Dataset) -> Dataset:
-    """The padded images are made once for all runs."""
-    return data.augmented()
+def changed(data: Dataset, side: int | None, augment: bool) -> Dataset:
+    """With smaller images, and with crops, made once for all runs."""
+    data = data.reduced(side) if side else data
+    return data.augmented() if augment else data
 
 
 def stream(settings: Resolved, purpose: str) -> int:

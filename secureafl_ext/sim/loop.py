@@ -150,7 +150,7 @@ class Rounds:
         own = torch.cat([row[HEAD:][None], more[: self.attack.own - 1]])
         honest, server = more[self.attack.own - 1 :], self.server
         progress = row[4].double() / self.settings.rounds
-        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double(), progress)
+        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double(), progress, server.lr)
 
     def evaluate(self) -> Point:
         model, trigger = self.server.model, self.attack.trigger

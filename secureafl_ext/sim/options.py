@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 HELP = {
     "dataset": "data set",
     "data_dir": "folder that is searched for data first",
+    "side": "average larger images to this many pixels a side; default: 32 for tiny-imagenet, else as they are",
     "model": "net to train; default: resnet20 for colour images, else cnn",
     "clients": "number of clients, n; default: 50, or 10 for tiny-imagenet and udacity, 20 on the embedded data",
     "malicious": "share of the clients that attack",
@@ -31,8 +32,8 @@ HELP = {
     "defense_options": "option of the defense",
     "rounds": "updates that the server receives; default: 20000, or 400 on the embedded data",
     "batch": "samples per gradient; default: 32, or 64 for colour images",
-    "lr": "learning rate, eta; default: the recipe's; paper: 0.01, or 0.05 on the embedded data, 0.001 for udacity",
     "recipe": "how clients train: the defaults of lr, augment, schedule and calibrate",
+    "lr": "learning rate, eta; default: the recipe's; paper: 0.01, or 0.05 on the embedded data, 0.001 for udacity",
     "augment": "random crops and flips of the training images; default: as the recipe says",
     "schedule": "of the learning rate; default: as the recipe says",
     "calibrate": "honest clients correct their loss for the frequencies of their labels; default: as the recipe says",

@@ -228,7 +228,7 @@ def _check(record: Record) -> None:
     """Check the types, which the readers of a record rely on."""
     settings, summary = record.outcome.settings, record.outcome.summary
     for name, kind in KINDS.items():
-        _need(name, getattr(settings, name), kind, optional=name in ("data_dir", "flood"))
+        _need(name, getattr(settings, name), kind, optional=name in ("data_dir", "side", "flood"))
     for point in record.outcome.curve:
         _need("round", point.round, int)
         _need("error", point.error, float)

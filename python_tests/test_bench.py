@@ -19,7 +19,7 @@ def run(name: str, out: Path, *arguments: str) -> tuple[str, list[dict[str, str]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     text = (out / f"{name}.md").read_text()
     assert done.stdout.endswith(text)
-    if name not in ("simulator", "gradients", "flower"):  # which have no sizes to draw over
+    if name not in ("simulator", "gradients", "flower", "equal_work"):  # which have no sizes to draw over
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with (out / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -47,6 +47,26 @@ def test_ops_leaves_a_table_rows_and_a_picture(tmp_path):
         assert {"floor", "secureafl_ext"} < set(hows) and len(hows) == len(set(hows))
     medians = {row["how"] for row in rows if row["table"] == "median"}
     assert {"torch.median", "torch.kthvalue", "torch.sort", "torch.quantile", "np.median"} < medians
+
+
+def test_equal_work_compares_each_rule_with_its_twin(tmp_path):
+    text, rows = run("equal_work", tmp_path)
+    assert "python bench/equal_work.py" in text and "2 at a time" in text
+    hows = ["every update is a step", "weighted median", "async-sgd", "weighted", "secureafl-support"]
+    for model in ("cnn", "resnet20"):
+        assert [row["how"] for row in rows if row["table"] == model] == hows
+
+
+def test_the_plain_loops_weighted_median_is_one(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import equal_work
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    rows, counts = torch.randn(7, 50, generator=random), torch.tensor([1, 3, 2, 1, 4, 1, 1])
+    found = equal_work.weighted_median(rows, counts[:, None].float())
+    repeated = rows.repeat_interleave(counts, 0)  # 13 values a column: the seventh is the middle
+    assert torch.equal(found, repeated.sort(0).values[6])
 
 
 @pytest.mark.parametrize(("repeats", "calls"), [(3, 1), (20, 1 + 3)])

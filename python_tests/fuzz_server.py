@@ -132,6 +132,16 @@ class Run:
         need(torch.equal(after["models"], before["models"]) and after["version"] == before["version"], "model changed")
         self.sent.pop(client, None)
 
+    def rate(self) -> None:
+        """The rounds that follow have another step size, and nothing else changes."""
+        server, before, old = self.server, self.memory(), self.server.lr
+        if self.dice.chance(0.3):
+            wrong = self.dice.choice((math.nan, math.inf, None, "0.1", [0.1]))
+            self.refused(lambda: setattr(server, "lr", wrong), ValueError, TypeError)
+            return need(server.lr == old, "lr", server.lr)
+        server.lr = self.dice.choice((0.05, 0.3, -0.1, 0.0))
+        self.unchanged(before)
+
     def look(self) -> None:
         """Nothing changes by looking."""
         server, before = self.server, self.memory()
@@ -234,7 +244,7 @@ class Run:
 
 CALLS = (
     *("submit",) * 24, *("enqueue",) * 4, "stale", "stale", "mistake", "mistake", "forget", "look", "keep", "go_back",
-    "save",
+    "save", "rate",
 )  # fmt: skip
 
 
@@ -243,7 +253,7 @@ def history(index: int, seed: int, folder: str) -> Counter:
     run = Run(dice, Path(folder))
     for _ in range(dice.choice((10, 10, 12, 15, 40))):
         name = dice.choice(CALLS)
-        if name in ("forget", "go_back", "save"):
+        if name in ("forget", "go_back", "save", "rate"):
             run.dense = None
         getattr(run, name)()
         server, stats = run.server, run.server.stats()

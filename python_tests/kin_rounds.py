@@ -128,3 +128,27 @@ class Emulated:
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
         whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
         return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed)
+
+
+def arguments_of_a_round(server, engine, monkeypatch):
+    """The arguments that the op gets in one round. engine: the module of the server's engine, whose `step` is the op"""
+    step, calls = engine.step, []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", lambda *arguments: calls.append(arguments) or step(*arguments))
+        server.submit(1, torch.ones_like(server.model), server.version)
+    return calls[0]
+
+
+def refuses(server, engine, monkeypatch, name, value, words):
+    """The op refuses a round with this value of one argument in these words, and the server stays as it was."""
+    step = engine.step
+    names = [argument.name for argument in step._schema.arguments]
+    arguments = list(arguments_of_a_round(server, engine, monkeypatch))
+    before = server.state_dict()
+    arguments[names.index("now_row")], arguments[names.index("next_row")] = 0, 1
+    arguments[names.index(name)] = value
+    with pytest.raises(RuntimeError) as refusal:
+        step(*arguments)
+    assert str(refusal.value) == f"{step._schema.name}: {words}"
+    after = server.state_dict()
+    assert all(torch.equal(torch.as_tensor(after[key]), torch.as_tensor(value)) for key, value in before.items())

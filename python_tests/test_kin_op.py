@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kin_rounds import Arrivals, drive, make
+from kin_rounds import Arrivals, arguments_of_a_round, drive, make, refuses
 from peaks import peak, start_peak
 from states import identical, same_on_any_threads
 
@@ -13,18 +13,10 @@ F64 = torch.float64
 INF = float("inf")
 
 
-def call(server, monkeypatch):
-    """The arguments of one round."""
-    calls = []
-    monkeypatch.setattr(kinship, "step", lambda *arguments: calls.append(arguments) or STEP(*arguments))
-    server.submit(1, torch.ones_like(server.model), server.version)
-    return calls[0]
-
-
 def test_schema_tells_what_is_written_to(device, monkeypatch):
     server = make(device, 20, 300)
     drive((server,), Arrivals(20, 300), 60)
-    arguments = call(server, monkeypatch)
+    arguments = arguments_of_a_round(server, kinship, monkeypatch)
     checks = ("test_schema", "test_faketensor")
     assert set(torch.library.opcheck(STEP, arguments, test_utils=checks).values()) == {"SUCCESS"}
 
@@ -50,17 +42,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
-    server = make("cpu", 4, 30)
-    names = [argument.name for argument in STEP._schema.arguments]
-    arguments = list(call(server, monkeypatch))
-    before = server.state_dict()
-    arguments[names.index("now_row")], arguments[names.index("next_row")] = 0, 1
-    arguments[names.index(name)], words = REFUSALS[name]
-    with pytest.raises(RuntimeError) as refusal:
-        STEP(*arguments)
-    assert str(refusal.value) == f"secureafl::kin_step_: {words}"
-    after = server.state_dict()
-    assert all(torch.equal(torch.as_tensor(after[key]), torch.as_tensor(value)) for key, value in before.items())
+    refuses(make("cpu", 4, 30), kinship, monkeypatch, name, *REFUSALS[name])
 
 
 def test_a_client_that_there_is_not_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from emulated import emulate
-from kin_rounds import Arrivals, Emulated, agree, drive
+from kin_rounds import Arrivals, Emulated, agree, arguments_of_a_round, drive, refuses
 from states import identical, never_waits, same_on_any_threads
 from test_support_round import make, shift_of, with_shift
 
@@ -23,19 +23,11 @@ def test_a_round_never_waits_for_the_device():
     never_waits(server, engine, engine.history, engine.rows, engine.rows.similarity)
 
 
-def call(server, monkeypatch):
-    """The arguments of one round."""
-    calls = []
-    monkeypatch.setattr(support, "step", lambda *arguments: calls.append(arguments) or STEP(*arguments))
-    server.submit(1, torch.ones_like(server.model), server.version)
-    return calls[0]
-
-
 def test_schema_tells_what_is_written_to(device, monkeypatch):
     server = make(device, 10, 300)
     drive((server,), Arrivals(10, 300, strange=False), 60)
     with_shift(server, 0.01)  # the op writes to basis and shift too
-    arguments = call(server, monkeypatch)
+    arguments = arguments_of_a_round(server, support, monkeypatch)
     arguments[12 + 2].fill_(2 * 10 - 1)
     checks = ("test_schema", "test_faketensor")
     assert set(torch.library.opcheck(STEP, arguments, test_utils=checks).values()) == {"SUCCESS"}
@@ -53,17 +45,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
-    server = make("cpu", 4, 30)
-    names = [argument.name for argument in STEP._schema.arguments]
-    arguments = list(call(server, monkeypatch))
-    before = server.state_dict()
-    arguments[names.index("now_row")], arguments[names.index("next_row")] = 0, 1
-    arguments[names.index(name)], words = REFUSALS[name]
-    with pytest.raises(RuntimeError) as refusal:
-        STEP(*arguments)
-    assert str(refusal.value) == f"secureafl::support_step_: {words}"
-    after = server.state_dict()
-    assert all(torch.equal(torch.as_tensor(after[key]), torch.as_tensor(value)) for key, value in before.items())
+    refuses(make("cpu", 4, 30), support, monkeypatch, name, *REFUSALS[name])
 
 
 # The GPU's kernels on a CPU

@@ -44,6 +44,11 @@ def gather(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> 
     return torch.cat([part[..., :length] for part, length in zip(parts, lengths, strict=True)], -1)
 
 
+def settings_checksum(settings: object) -> int:
+    """CRC by which ranks tell whether they have the same settings."""
+    return zlib.crc32(repr(settings).encode())
+
+
 def checksum(state: Mapping[str, Tensor], numbers: Mapping[str, int]) -> int:
     """CRC of the parts of a state that are the same on all ranks: names, numbers, and tensors that are not split."""
     total = zlib.crc32(repr((sorted(state), numbers)).encode())
@@ -103,7 +108,7 @@ class Ranks:
         """An error unless all ranks have the same settings and the slices that `shard` gives."""
         own = self.zeros(self.count)
         own[self.rank] = size
-        sizes = self.agree("SecureAFL", {"settings": zlib.crc32(repr(settings).encode())}, own).long().tolist()
+        sizes = self.agree("SecureAFL", {"settings": settings_checksum(settings)}, own).long().tolist()
         edges = [bounds(sum(sizes), rank, self.count) for rank in range(self.count)]
         expected = [end - begin for begin, end in edges]
         if sizes != expected:

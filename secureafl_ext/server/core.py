@@ -3,7 +3,6 @@
 import logging
 import math
 import threading
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from ..config import COUNTS, Config
 from ..engines import Engine, check_engine, make_engine, make_sharded, too_large
 from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
-from ..engines.ranks import NotifyPeers, Ranks
+from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
 from ..rules.row_rules import left_out
 from ..validation import check_kept, check_start
 from .streams import StreamOrder
@@ -75,7 +74,7 @@ class ServerCore:
         with self._ordered():
             with self._notify_peers:
                 config = replace(self.config, lr=value)
-            self._agree("lr", {"settings": zlib.crc32(repr(config).encode()), "version": self.version})
+            self._agree("lr", {"settings": settings_checksum(config), "version": self.version})
             self.config, self._engine.lr = config, config.lr
 
     @property

@@ -81,7 +81,7 @@ class Audited:
     @lr.setter
     def lr(self, value: float) -> None:
         raise ValueError(
-            f"Audited: lr must stay {self.server.lr}, got {shown(value)}: a replay of the log would not know"
+            f"Audited: lr must stay {self.server.lr}, got {shown(value)}: the log does not record a change of it"
         )
 
     @property

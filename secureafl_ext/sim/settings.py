@@ -103,7 +103,7 @@ class Settings:
             **(own_lr if self.recipe == "paper" else {}),
             "model": "cnn" if grey else "resnet20",
             "clients": clients,
-            # Of 64: the net's fused op is made for 32 x 32.
+            # In place of 64: the fused op of the net takes 32 x 32 alone.
             "side": 32 if self.dataset == "tiny-imagenet" else None,
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,
@@ -153,7 +153,7 @@ class Resolved(Settings):
                 f" attack {self.attack!r}"
             )
         regression = datasets.SOURCES[self.dataset].regression
-        for name, why in (("augment", "a flipped road turns the other way"), ("calibrate", "it has no labels")):
+        for name, why in (("augment", "the steering does not fit a flipped road"), ("calibrate", "it has no labels")):
             if regression and getattr(self, name):
                 raise UndefinedError(f"{name} must be false for {self.dataset}: {why}")
         if regression and ATTACKS[self.attack].needs_labels:

@@ -47,9 +47,12 @@ def call(function, tensors, whole, real, seed):
     )
 
 
-def call_round(function, tensors, whole, real, seed):
-    """The same for a round, whose last three tensors are its results: (accepted, factor, reason)."""
-    results = tuple(torch.zeros((), dtype=dtype) for dtype in (torch.bool, torch.float64, torch.int64))
+JUDGED = torch.bool, torch.float64, torch.int64  # accepted, factor, reason
+
+
+def call_round(function, tensors, whole, real, seed, results=JUDGED):
+    """The same for a round, whose last tensors are its results, of these dtypes."""
+    results = tuple(torch.zeros((), dtype=dtype) for dtype in results)
     call(function, (*tensors, *results), whole, real, seed)
     return results
 

@@ -101,6 +101,8 @@ def a_number(call: Call, dice: Dice) -> Changes:
             return {name: dice.choice((0, -1, *HUGE[2:]))}
         case "probation":
             return {name: dice.choice((-1, *HUGE[2:]))}
+        case "quorum":
+            return {name: dice.choice((-1, facts["n"] + 1, *HUGE))}
         case "span" | "every":
             return {name: dice.choice((0, -1, 2**31, *HUGE))}
         case "clients":

@@ -12,8 +12,8 @@ from torch import Tensor
 from secureafl_ext import _C
 
 F64 = torch.float64
-# client, reason, received, steps, stored, pushed, slot, clip, g_square, y_scale, s_scale: csrc/round/round.h
-VERDICT = struct.Struct("i4xq????ifxxxxdff")
+# client, reason, received, steps, stored, pushed, slot, clip, g_square, rate, y_scale, s_scale: csrc/round/round.h
+VERDICT = struct.Struct("i4xq????ifxxxxddff")
 
 
 def a_round(op: str, dice: Dice, device: str) -> Call:
@@ -78,7 +78,7 @@ def a_verdict(dice: Dice, scene: Scene, device: str) -> Tensor:
     """Of a client and a slot that there are; the rest may be anything."""
     slot = dice.randrange(scene.m)
     flags = [dice.chance(0.5) for _ in range(4)]
-    numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(4)]
+    numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(5)]
     packed = VERDICT.pack(scene.client, dice.randrange(5), *flags, slot, *numbers)
     return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 

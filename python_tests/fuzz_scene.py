@@ -10,6 +10,7 @@ from torch import Tensor
 
 from secureafl_ext.config import Config
 from secureafl_ext.engines import support
+from secureafl_ext.engines.base import Outcome
 from secureafl_ext.engines.composed import Composed
 from secureafl_ext.engines.fused import Fused, padded
 from secureafl_ext.engines.kinship import BOUNDS, FusedKinship
@@ -47,6 +48,7 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
         window=dice.choice((1, 2, 5, 40)),
         expiry=dice.choice((None, 1, 3, 12)),
         probation=dice.choice((0, 0, 1, 3)),
+        quorum=dice.choice((0.0, 0.0, 0.5, 1.0)) if kin else 0.0,
         filter=dice.chance(0.8),
         estimate=estimate,
         receive=not estimate or dice.chance(0.8),
@@ -185,14 +187,14 @@ class Scene:
             return args
         h, rows, kin = e.history, e.rows, e.rows.similarity
         args |= {"last_updates": h.last_updates, "last_models": h.last_models, "seen": h.seen, "met": kin.met}
-        args |= {"products": rows.products, "rounds": rows.rounds}
+        args |= {"products": rows.products, "rounds": rows.rounds, "quorum": e.quorum}
         if c.rule == "support":
             args |= {"similarity": kin.means, "basis": kin.basis, "shift": kin.shift, "span": SPAN, "every": rows.every}
             return args | dict(zip(SUPPORT_NAMES, support.bounds(), strict=True))
         args |= {"kinship": kin.means, "centre": kin.centre}
         return args | dict(zip(BOUND_NAMES, BOUNDS, strict=True))
 
-    def expected(self, stretch: float = 1.0) -> tuple[Composed, Tensor, tuple[Tensor, ...]]:
+    def expected(self, stretch: float = 1.0) -> tuple[Composed, Tensor, Outcome]:
         """(engine, models, outcome) after this round in float64; the update as much longer as `stretch` says."""
         oracle = Composed(
             Config(**{**vars(self.config), "history_dtype": "float64"}), self.n, self.d, torch.device("cpu")
@@ -203,9 +205,9 @@ class Scene:
         moved = (self.update * stretch).double(), self.trained_on.double()
         return oracle, models, oracle.round(self.client, *moved, models, self.now, self.new)
 
-    def check(self, outcome: tuple[Tensor, Tensor, Tensor]) -> None:
+    def check(self, outcome: tuple[Tensor, ...]) -> None:
         """Against the oracle; where a rounding error can tip a decision the oracle itself tips."""
-        accepted, _, reason = outcome
+        accepted, _, reason, *_ = outcome
         need(self.models.isfinite().all(), "models left the floats")
         need(0 <= int(reason) <= 4 and bool(accepted) == (int(reason) <= 1), "reason", reason)
         if not self.sane:
@@ -215,16 +217,20 @@ class Scene:
         except AssertionError:
             others = [self.expected(stretch) for stretch in (1 - 3e-6, 1 + 3e-6)]
             first = self.expected()
-            for _, models, (_, _, reason) in others:
-                if int(reason) != int(first[2][2]) or not torch.allclose(models, first[1], rtol=1e-4, atol=1e-4):
+            for _, models, other in others:
+                moved = not torch.allclose(models, first[1], rtol=1e-4, atol=1e-4)
+                if moved or int(other.reason) != int(first[2].reason):
                     return
             raise
 
-    def _compare(self, outcome: tuple[Tensor, ...], expected: tuple[Composed, Tensor, tuple[Tensor, ...]]) -> None:
-        oracle, models, (_, factor, reason) = expected
+    def _compare(self, outcome: tuple[Tensor, ...], expected: tuple[Composed, Tensor, Outcome]) -> None:
+        oracle, models, (_, factor, reason, weight) = expected
         need(int(outcome[2]) == int(reason), "reason", int(outcome[2]), "not", int(reason))
         ours, theirs = float(outcome[1]), float(factor)
         need(math.isclose(ours, theirs, rel_tol=1e-4) or ours == theirs or math.isnan(theirs), "factor", ours, theirs)
+        if weight is not None:
+            ours, theirs = float(outcome[3]), float(weight)
+            need(math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-6), "weight", ours, theirs)
         size = 1 + self.update.nan_to_num().abs().max() if self.d else torch.tensor(1.0)
         size = size + 3 * oracle.history.last_updates.abs().max() if self.d else size
         error = (self.models.cpu().double() - models).abs()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from emulated import call_round, library
+from emulated import JUDGED, call_round, library
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines import kinship
@@ -86,6 +86,8 @@ def drive(servers, arrivals, rounds, bound=1e-5):
         assert len({receipt.reason for receipt in receipts}) == 1
         factors = [float(receipt.factor) for receipt in receipts]
         assert factors == pytest.approx([factors[0]] * len(factors), rel=1e-3, nan_ok=True)
+        weights = [NAN if receipt.refused else float(receipt.weight) for receipt in receipts]
+        assert weights == pytest.approx([weights[0]] * len(weights), rel=1e-4, abs=1e-7, nan_ok=True)
         first = servers[0].model.cpu().double()
         for server in servers[1:]:
             assert (server.model.cpu().double() - first).norm() <= bound * first.norm()
@@ -124,10 +126,11 @@ class Emulated:
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
-        flags, bounds = others[:6], others[6:]
+        flags, bounds = others[:7], others[7:]
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
         whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
-        return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed)
+        results = *JUDGED, torch.float64  # the weight
+        return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed, results)
 
 
 def arguments_of_a_round(server, engine, monkeypatch):

@@ -15,6 +15,7 @@ class Clock:
         self.gone, self.uploads = np.zeros(clients, bool), np.zeros(clients, int)
 
     def stored(self, client):
+        """Returns the factor of this round's step."""
         self.uploads[client] += 1
         self.last[client], self.gone[client] = self.epoch, False
         live = self.live()
@@ -23,8 +24,10 @@ class Clock:
         turning = past if self.applies else live
         self.rounds += 1
         done = sum(self.last[k] == self.epoch for k in turning)
+        pace = 1.0 if np.isinf(self.expiry) else min(1.0, 1.5 * len(turning) / self.rounds) ** 4
         if done >= Fraction(2, 3) * len(turning) or self.rounds >= 16 * len(turning):
             self.epoch, self.rounds = self.epoch + 1, 0
+        return pace
 
     def live(self):
         return [k for k in range(len(self.last)) if self.epoch - self.last[k] <= self.expiry and not self.gone[k]]

@@ -43,8 +43,7 @@ class SlowServer:
 
         estimates = {k: self.estimated(k, now) for k in self.last if k != client}
         self.stored = finite and (accepted or self.store == "all")
-        if self.stored:
-            self.clock.stored(client)
+        pace = self.clock.stored(client) if self.stored else 1.0
         present = self.clock.present()
         self.senders = [k for k in estimates if self.estimate and k in present]
         rows = [estimates[k] for k in self.senders]
@@ -61,7 +60,7 @@ class SlowServer:
                 self.push(client, w - self.last[client][1], g - self.last[client][0])
             self.last[client] = g, w
         holds = holds or len(self.last) < self.least
-        self.models.append(now if holds else now - self.lr * direction)
+        self.models.append(now if holds else now - self.lr * pace * direction)
         return accepted
 
     def judge(self, client, factor):

@@ -58,7 +58,7 @@ def test_every_setting(device, settings):
 def test_a_long_memory():
     """More pairs than a GPU's round holds; two clients, so that they come together."""
     servers = pair("cpu", 2, 200, memory=16, filter=False)
-    drive(servers, Arrivals(2, 200), 40)
+    drive(servers, Arrivals(2, 200), 48)
     assert servers[1].state_dict()["pairs"].tolist() == [16, 16]
     close(servers[1].state_dict(), servers[0].state_dict())
 

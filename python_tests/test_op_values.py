@@ -77,6 +77,8 @@ OUTSIDE = {
     "rule": ("rule", "meidan", "rule must be median, trimmed_mean or mean, got 'meidan'"),
     "expiry 0": ("expiry", 0, "expiry must lie in 1 to"),
     "probation -1": ("probation", -1, "probation must lie in 0 to"),
+    "quorum -1": ("quorum", -1, "quorum must lie in 0 to"),
+    "quorum huge": ("quorum", HUGE, "quorum must lie in 0 to"),
     "clock of others": ("clock", lambda c: c[:2].contiguous(), r"clock must have shape \(3,\)"),
     "span 0": ("span", 0, "span must lie in 1 to"),
     "every 0": ("every", 0, "every must lie in 1 to"),

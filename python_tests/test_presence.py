@@ -62,7 +62,7 @@ def silent_after(fleet, uploads):
         fleet.train(3)
         for ghost in range(HONEST, CLIENTS):
             fleet.send(ghost, 9.0)
-    fleet.train(16 * CLIENTS)
+    fleet.train(20 * CLIENTS)
     return fleet
 
 
@@ -162,6 +162,36 @@ def test_a_flood_expires_nobody(share, from_the_start, expiry):
             assert kept[-1] > bad or (clock.uploads[bad:] > 0).sum() <= bad + 5
     late = kept[len(kept) // 2 :]
     assert np.mean(late) > 0.96 * (n - bad) and np.min(late) > 0.8 * (n - bad)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_later_steps_of_a_long_epoch_are_smaller(engine, device):
+    """One client uploads on and on: its steps add up to less than 2 per client, and none of them is zero."""
+    server = make(engine, device, filter=False, store="accepted", receive=True)
+    n, ones = server.clients, torch.ones(7).to(server.model)
+    for i in range(6 * n):
+        server.submit(i % n, ones, server.version)
+    while server.state_dict()["clock"][1]:
+        server.submit(i % n, ones, server.version)
+        i += 1
+    steps, epoch = [], server.state_dict()["clock"][0]
+    for _ in range(10 * n):
+        before = server.model.clone()
+        server.submit(0, ones, server.version)
+        steps.append(float((before - server.model).norm()))
+    assert server.state_dict()["clock"][0] == epoch
+    expected = [min(1.0, 1.5 * n / r) ** 4 for r in range(1, 10 * n + 1)]
+    assert steps == pytest.approx([steps[0] * share for share in expected], rel=1e-3, abs=1e-6)
+    assert steps[-1] > 0 and sum(steps) < 2 * n * steps[0]
+
+
+def test_without_expiry_all_steps_are_full_ones():
+    """As in the paper."""
+    server = SecureAFL(torch.zeros(3), 4, lr=0.1, filter=False, rule="mean", **PAPER)
+    for i in range(100):
+        before = server.model.clone()
+        server.submit(0 if i > 4 else i % 4, torch.ones(3), server.version)
+        assert torch.allclose(before - server.model, torch.full((3,), 0.1), atol=1e-5)
 
 
 def test_clients_that_leave_all_at_once_are_not_waited_for():

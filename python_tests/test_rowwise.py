@@ -130,7 +130,7 @@ def test_the_account_of_corrections_is_that_of_the_op(client, device):
     history, update = known(device), torch.ones(SIZE, dtype=F64, device=device)
     model, taken = torch.zeros_like(update), torch.tensor(True, device=device)
     rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    _, ours = rows.aggregate(accepted(client, update, history), model, history, history.seen)
+    _, ours, _ = rows.aggregate(accepted(client, update, history), model, history, history.seen)
     past = history.tensors().values()
     _, theirs = torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, 1.0, "mean", 0)
     assert ours.tolist() == theirs.tolist() and len(set(ours.tolist())) == 4
@@ -143,7 +143,7 @@ def test_an_estimate_that_leaves_the_floats_is_the_last_update(device):
     history.dw.fill_(1.0)
     update = torch.full((SIZE,), 3e38, device=device)
     rows = row_wise.RowWise(Config(rule="krum", memory=2), 4, SIZE, torch.device(device))
-    direction, _ = rows.aggregate(accepted(0, update, history), update / 1e37, history, history.seen)
+    direction, _, _ = rows.aggregate(accepted(0, update, history), update / 1e37, history, history.seen)
     assert torch.allclose(direction, update)
 
 

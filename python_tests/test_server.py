@@ -76,7 +76,8 @@ def test_a_forgotten_client_is_a_new_one(name, device):
 
 
 def test_sixteen_threads_lose_no_round(device):
-    server = make(device, estimate=False, filter=False, lr=1.0, max_norm=1e9, max_staleness=400, probation=0)
+    received_alone = {"estimate": False, "filter": False, "expiry": None, "probation": 0}
+    server = make(device, lr=1.0, max_norm=1e9, max_staleness=400, **received_alone)
     start = threading.Barrier(16)
     receipts = [[] for _ in range(16)]
 

@@ -48,8 +48,23 @@ def test_the_next_step_has_these_weights(rule, device):
     step = (weights * scale) @ rows
     if rule == "centered_clip":  # the centre has the rest of the weight
         step += (1 - weights.sum()) * state["centre"].cpu().numpy()
-    server.submit(7, state["last_updates"][7].to(device), server.version)
+    receipt = server.submit(7, state["last_updates"][7].to(device), server.version)
     assert np.allclose((before - server.model.cpu().numpy()) / LR, step, rtol=1e-9, atol=1e-12)
+    if rule == "mean":  # a coordinate-wise rule, as the median
+        assert receipt.weight is None
+    else:
+        assert receipt.weight.dtype == F64 and float(receipt.weight) == pytest.approx(weights[7], rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("rule", ["support", "kinship"])
+def test_a_receipt_has_the_weight_of_its_update(rule, dtype, device):
+    server = server_of(rule, device, dtype=dtype, quorum=0.5)
+    honest, pushed = (server.last(torch.tensor([k], device=device))[0].clone() for k in (7, 0))
+    assert float(server.submit(7, honest, server.version).weight) > 0.5 / N
+    assert float(server.submit(0, pushed, server.version).weight) < 0.1 / N, "it is left out"
+    assert float(server.submit(7, torch.full_like(honest, torch.nan), server.version).weight) == 0, "rejected"
+    assert server.submit(7, honest, server.version - 99).weight is None, "refused"
 
 
 def test_the_step_of_buckets_and_of_estimates_has_these_weights():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -196,6 +197,10 @@ class Config:
     def room(self) -> int:
         """Initial capacity of a list of Q."""
         return self.window or (FIRST_ROOM if self.factors == "pooled" else WINDOW)
+
+    def quorum_of(self, clients: int) -> int:
+        """Clients that must have a stored upload before the model moves."""
+        return math.ceil(Fraction(str(self.quorum)) * clients)  # 0.07 * 100 is above 7 as a float
 
     @property
     def grows(self) -> bool:

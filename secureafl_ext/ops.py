@@ -104,10 +104,12 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 
 
 # Ops of the engines, in place on the state of a server: never under autograd.
-for _name in ("step_", "apply_", "kin_step_", "support_step_"):
+_JUDGED = (torch.bool, torch.float64, torch.int64)  # accepted, factor, reason
+_WEIGHED = (*_JUDGED, torch.float64)
+for _name, _dtypes in {"step_": _JUDGED, "apply_": _JUDGED, "kin_step_": _WEIGHED, "support_step_": _WEIGHED}.items():
     torch.library.register_fake(
         f"secureafl::{_name}",
-        lambda first, *rest: tuple(first.new_empty((), dtype=one) for one in (torch.bool, torch.float64, torch.int64)),
+        lambda first, *rest, dtypes=_dtypes: tuple(first.new_empty((), dtype=one) for one in dtypes),
     )
 torch.library.register_fake("secureafl::round_fits", lambda *arguments: True)
 torch.library.register_fake("secureafl::update_sums", lambda update, *rest: update.new_empty(5, dtype=torch.float64))

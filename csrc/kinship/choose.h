@@ -37,6 +37,7 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
     const float weight = kept ? static_cast<float>(share * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
     if (i == client) {
       out->own_weight = weight;
+      *r.weight = kept ? share : 0;
       out->count = count - kept;
     } else if (kept) {
       out->rows[place] = i;
@@ -75,10 +76,15 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   const double* judged = sums + n;
   const ClientState before = client_state(r);
   const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
-  int64_t counted[] = {part.below, part.all, census_of_others(team, r.presence, r.seen, n, before.client)};
+  int64_t rows = 0;  // of clients but this one
+  SECUREAFL_NO_UNROLL
+  for (int k = team.rank(); k < n; k += Team::kSize) rows += r.seen[k] && k != before.client;
+  int64_t counted[] = {part.below, part.all, census_of_others(team, r.presence, r.seen, n, before.client), rows};
   totals(team, counted, table);
   if (team.rank() == 0) {
-    out->verdict = decide(r, before, judged, {counted[0], counted[1], counted[2]});
+    Verdict verdict = decide(r, before, judged, {counted[0], counted[1], counted[2]});
+    verdict.steps &= counted[3] + (before.known || verdict.stored) >= r.quorum;
+    out->verdict = verdict;
     ++*r.rounds;
   }
   team.sync();

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   for (int i = 0; i < kWarps; ++i) direction += parts[i][threadIdx.x];
   g = clipped(v, g);
   if (v.received) direction += choice.own_weight * g;
-  r.next_model[own] = stepped(r, v, model, direction);
+  r.next_model[own] = stepped(v, model, direction);
   if (!v.stored) return;
   r.last_updates[v.client * r.d + own] = g;
   r.last_models[v.client * r.d + own] = w;

@@ -64,7 +64,7 @@ inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start
   for (int64_t c = start; c < start + width; ++c) {
     const float own = clipped(v, r.update[c]);
     r.next_model[c] =
-        stepped(r, v, r.model[c], v.received ? direction[c - start] + choice.own_weight * own : direction[c - start]);
+        stepped(v, r.model[c], v.received ? direction[c - start] + choice.own_weight * own : direction[c - start]);
     if (!v.stored) continue;
     r.last_updates[v.client * r.d + c] = own;
     r.last_models[v.client * r.d + c] = r.trained_on[c];

@@ -29,6 +29,8 @@ struct KinRound : Round {
   int64_t* met;         // (n): number of updates that entered the means
   double* centre;       // (n): weights of the mean updates in their centre; kinship alone
   const double* shift;  // (n): of each client's weight; support alone, null for kinship
+  int64_t quorum;       // the model takes no step while fewer clients have a row
+  double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()
 
   // Number of sums over d: the update times each last update, then the sums of the judge.

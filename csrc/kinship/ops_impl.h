@@ -11,6 +11,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
+using RowsOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, factor, reason, weight
+
 // The state of a rule on the last updates of the clients, with the averages of their inner products (n, n).
 struct RowsState {
   const Tensor &models, &last_updates, &last_models, &seen, &products, &means, &met, &rounds;
@@ -46,7 +48,11 @@ struct RowsState {
             span_of("rounds", rounds, true)};
   }
 
-  void fill(KinRound& r) const {
+  // Sets the pointers of r and allocates the results.
+  RowsOutcome fill(KinRound& r, const Arrival& arrival, int64_t quorum) const {
+    const RowsOutcome outcome = std::tuple_cat(arrival.fill(r), std::tuple{allocate(models, ScalarType::Double, {})});
+    r.weight = mutable_data<double>(std::get<3>(outcome));
+    r.quorum = quorum;
     r.n = last_updates.size(0);
     r.seen = mutable_data<bool>(seen);
     r.last_updates = mutable_data<float>(last_updates);
@@ -55,17 +61,18 @@ struct RowsState {
     r.means = mutable_data<double>(means);
     r.met = mutable_data<int64_t>(met);
     r.rounds = mutable_data<int64_t>(rounds);
+    return outcome;
   }
 };
 
 template <typename Device>
-Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
-                 int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen, Tensor products,
-                 Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor clock, Tensor last_epoch,
-                 Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor counts, double lr, double quantile,
-                 double max_norm, bool filter, bool receive, bool store_all, bool hold, int64_t expiry,
-                 int64_t probation, int64_t span, int64_t known, double kin, double crowd, double turned, double least,
-                 double least_sum, double least_apart, double near) {
+RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
+                     int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen,
+                     Tensor products, Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor clock,
+                     Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor counts, double lr,
+                     double quantile, double max_norm, bool filter, bool receive, bool store_all, bool hold,
+                     int64_t expiry, int64_t probation, int64_t quorum, int64_t span, int64_t known, double kin,
+                     double crowd, double turned, double least, double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, kinship, met, rounds, "kinship"};
@@ -83,13 +90,13 @@ Outcome kin_step(const Tensor& update, const Tensor& client, const Tensor& train
   check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
+  check.within("quorum must lie in", quorum, 0, n);
   check.within("span must lie in", span, 1, INT32_MAX);
 
   const Device device(models);
   KinRound r{};
-  const Outcome outcome = arrival.fill(r);
+  const RowsOutcome outcome = state.fill(r, arrival, quorum);
   settings.fill(r);
-  state.fill(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.presence = presence.view();

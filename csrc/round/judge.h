@@ -39,7 +39,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.steps = accepted || !r.hold;
   v.stored = r.store_all ? finite : accepted;
-  if (v.stored) count_upload(r.presence, v.client, tally.others);
+  v.rate = v.stored ? r.lr * count_upload(r.presence, v.client, tally.others) : r.lr;
   v.received = accepted && r.receive && r.presence.counts(true, v.client);  // an accepted update is stored
   v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));
@@ -64,8 +64,8 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
 }
 
 // Next value of a coordinate. It keeps its value if the next one is not finite.
-SECUREAFL_FN float stepped(const Round& r, const Verdict& v, float model, float direction) {
-  const float next = model - static_cast<float>(r.lr * direction);
+SECUREAFL_FN float stepped(const Verdict& v, float model, float direction) {
+  const float next = model - static_cast<float>(v.rate * direction);
   return v.steps && isfinite(next) ? next : model;
 }
 

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     const float direction = rule.reduce(lanes, keys, r.rule, r.trim, guess);
     const int64_t tile = tile_at(index), c = tile * kColumns + column;
     const bool inside = c < r.d;
-    const float next = stepped(r, v, here.model, direction), step = inside ? next - here.model : 0.0f;
+    const float next = stepped(v, here.model, direction), step = inside ? next - here.model : 0.0f;
     if constexpr (P::kPaddedReads) __syncwarp();  // a block has passed a barrier in the rule
     if (lane == 0 && inside) {
       r.next_model[c] = next;

@@ -173,7 +173,7 @@ void pass_tile(const Round& r, const Verdict& v, const Plan& plan, const Tile<St
     mean_rows<float>(scratch.keys.data(), plan.ranks.first, plan.ranks.last, r.rule != Rule::kMean, direction);
   }
   for (int i = 0; i < kColumns; ++i) {
-    next[i] = stepped(r, v, model[i], direction[i]);
+    next[i] = stepped(v, model[i], direction[i]);
     step[i] = next[i] - model[i];
   }
   std::copy(next, next + std::min<int64_t>(kColumns, r.d - tile.start), r.next_model + tile.start);

@@ -9,8 +9,10 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-constexpr int64_t kStall = 16;  // STALL of presence.py
-constexpr int64_t kGone = -1;   // GONE of config.py
+constexpr int64_t kStall = 16;         // STALL of presence.py
+constexpr int64_t kGone = -1;          // GONE of config.py
+constexpr double kPace = 1.5;          // PACE of presence.py
+constexpr int64_t kNever = INT64_MAX;  // NEVER of presence.py
 
 struct Presence {
   int64_t expiry, probation;
@@ -52,8 +54,8 @@ SECUREAFL_FN int64_t census_of_others(const Team& team, const Presence& p, const
   return sum;
 }
 
-// Moves the clock after a stored upload of the client. Run by one thread.
-SECUREAFL_FN void count_upload(const Presence& p, int64_t client, int64_t others) {
+// Moves the clock after a stored upload of the client, and returns the factor of this round's step. Run by one thread.
+SECUREAFL_FN double count_upload(const Presence& p, int64_t client, int64_t others) {
   const auto plus_one = [](int64_t value) { return static_cast<int64_t>(static_cast<uint64_t>(value) + 1); };
   p.uploads[client] = plus_one(p.uploads[client]);
   p.last_epoch[client] = p.clock[0];
@@ -64,6 +66,8 @@ SECUREAFL_FN void count_upload(const Presence& p, int64_t client, int64_t others
   if (ends) p.clock[0] = plus_one(p.clock[0]);
   p.clock[1] = ends ? 0 : rounds;
   p.clock[2] = applies;
+  const double share = kPace * static_cast<double>(count) / static_cast<double>(rounds), square = share * share;
+  return p.expiry == kNever || !(rounds > 0 && share < 1) ? 1 : square * square;
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -31,6 +31,7 @@ struct Verdict {
   int32_t slot;
   float clip;              // factor of g at first contact, to bound its norm; else 1
   double g_square;         // |g|^2 after clipping
+  double rate;             // the step size of this round
   float y_scale, s_scale;  // scales of the stored pair; powers of two
 };
 

@@ -8,15 +8,15 @@
 namespace secureafl::SECUREAFL_KIND {
 
 template <typename Device>
-Outcome support_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
-                     int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen,
-                     Tensor products, Tensor similarity, Tensor met, Tensor basis, Tensor shift, Tensor rounds,
-                     Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
-                     Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
-                     bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t span, int64_t every,
-                     double cut, double crowd, double crowd_least, double odd, double odd_least, double kin,
-                     double short_square, double few_kin, double short_level, double fade, double again, double most,
-                     double group, double group_spreads, double group_end, double group_left) {
+RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
+                         int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen,
+                         Tensor products, Tensor similarity, Tensor met, Tensor basis, Tensor shift, Tensor rounds,
+                         Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
+                         Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
+                         bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
+                         int64_t every, double cut, double crowd, double crowd_least, double odd, double odd_least,
+                         double kin, double short_square, double few_kin, double short_level, double fade, double again,
+                         double most, double group, double group_spreads, double group_end, double group_left) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, similarity, met, rounds, "similarity"};
@@ -35,14 +35,14 @@ Outcome support_step(const Tensor& update, const Tensor& client, const Tensor& t
   check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
+  check.within("quorum must lie in", quorum, 0, n);
   check.within("span must lie in", span, 1, INT32_MAX);
   check.within("every must lie in", every, 1, INT32_MAX);
 
   const Device device(models);
   KinRound r{};
-  const Outcome outcome = arrival.fill(r);
+  const RowsOutcome outcome = state.fill(r, arrival, quorum);
   settings.fill(r);
-  state.fill(r);
   r.bounds.span = static_cast<double>(span);  // the others are kinship's; every client that counts is known
   r.presence = presence.view();
   r.shift = data<double>(shift);

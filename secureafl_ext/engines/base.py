@@ -1,7 +1,7 @@
 """Engine: the interface between the server and the object that does its rounds."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,12 @@ from ..rules.similarity import Similarity
 from .presence import Presence
 from .ranks import NotifyPeers, Ranks
 
-Outcome = tuple[Tensor, Tensor, Tensor]  # accepted () bool, factor () float64 or NaN, index of the reason () int64
+
+class Outcome(NamedTuple):
+    accepted: Tensor  # () bool
+    factor: Tensor  # () float64, or NaN
+    reason: Tensor  # () int64, index into REASONS
+    weight: Tensor | None = None  # () float64, of the update among all; None if the rule has no weights
 
 
 class Engine(Protocol):

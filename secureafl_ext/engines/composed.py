@@ -29,6 +29,7 @@ class Composed:
         self.factors, self.recorded = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
+        self.quorum = config.quorum_of(clients)
         self.rows = RowWise(config, clients, size, device) if config.row_wise else None
         self._clients = torch.arange(clients, device=device).split(1)
 
@@ -74,26 +75,30 @@ class Composed:
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
         steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
-        self.presence.count_upload(number, stored, self.seen)
+        if self.quorum:
+            rows = self.seen.sum() + (stored & ~self.seen.index_select(0, number)[0])
+            steps = steps & (rows >= self.quorum)
+        pace = self.presence.count_upload(number, stored, self.seen)
         present = self.presence.mask(self.seen.index_fill(0, number, True))
         taken = accepted & self.config.receive & present.index_select(0, number)[0]
+        weight = None
         if not self.config.estimate:
             direction, status = torch.where(taken, update, 0), torch.zeros_like(self.history.pairs)
         elif self.rows:
             products = torch.where(clip > 0, sums[JUDGED:] * clip, 0)  # clip is 0 if the norm overflows
             square = torch.where(clip > 0, sums[1] * clip * clip, 0)
             arrival = Arrival(number, update, products, square, taken, stored, steps)
-            direction, status = self.rows.aggregate(arrival, model, self.history, present)
+            direction, status, weight = self.rows.aggregate(arrival, model, self.history, present)
         else:
             direction, status = self._aggregate(int(client), update, model, taken, present)
         if self.config.pairs == "rounds":
             self._push_estimates(number, model, steps)
         self.history.remember(number, update, trained_on, stored)
-        stepped = model - self.lr * direction
+        stepped = model - self.lr * pace * direction
         models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate stays finite
         capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
-        return accepted, factor, reason
+        return Outcome(accepted, factor, reason, weight)
 
     def forget(self, client: int) -> None:
         self.history.forget(client)

@@ -85,7 +85,8 @@ class Fused:
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts, self._arrived
-        return step(update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings)
+        state = *self._past, *judged
+        return Outcome(*step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))
 
     def estimates(self, model: Tensor) -> Tensor:
         count, planes, _, columns = self.slots.shape

@@ -28,13 +28,13 @@ class FusedRows(Composed):
         past = h.last_updates, h.last_models, h.seen, rows.products, *rows.similarity.tensors().values(), rows.rounds
         self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), *self._bounds(rows.every)
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, *self._bounds(rows.every)
 
     def _bounds(self, every: int) -> tuple[float, ...]:
         """The op's last arguments. every: rounds between two refreshes"""
         raise NotImplementedError
 
-    def _step(self, *arguments: object) -> Outcome:
+    def _step(self, *arguments: object) -> tuple[Tensor, ...]:
         """The op."""
         raise NotImplementedError
 
@@ -43,4 +43,5 @@ class FusedRows(Composed):
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.counts
-        return self._step(update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings)
+        state = *self._past, *judged
+        return Outcome(*self._step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))

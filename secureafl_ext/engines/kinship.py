@@ -1,10 +1,10 @@
 """FusedKinship: a round of rule="kinship" without corrections as one op (csrc/kinship)."""
 
 import torch
+from torch import Tensor
 
 from ..config import Config
 from ..rules import kinship
-from .base import Outcome
 from .fused_rows import FusedRows, plain
 
 step = torch.ops.secureafl.kin_step_.default  # the overload itself: looking it up costs some 10 us a call
@@ -24,5 +24,5 @@ class FusedKinship(FusedRows):
     def _bounds(self, every: int) -> tuple[float, ...]:
         return BOUNDS
 
-    def _step(self, *arguments: object) -> Outcome:
+    def _step(self, *arguments: object) -> tuple[Tensor, ...]:
         return step(*arguments)

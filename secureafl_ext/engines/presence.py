@@ -7,6 +7,10 @@ A client counts only if it is live (it uploaded within the last `expiry` epochs)
 The clock counts epochs, not rounds: otherwise a client that uploads often could age the others. An epoch ends when two
 thirds of the clients that count have uploaded in it. So fewer than that cannot end it alone, however often they upload.
 Only a stored upload moves the clock: a rejected one ages nobody.
+
+An epoch usually takes some 1.1 rounds per client that counts. If clients that upload often make it longer, the others'
+remembered updates are older than usual, and as many steps along them would lead too far. So the steps of its later
+rounds are smaller, and their sum is at most 2 per client.
 """
 
 from collections.abc import Iterable
@@ -17,6 +21,7 @@ from torch import Tensor
 from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
+PACE = 1.5  # rounds per client that counts with a full step in an epoch; later ones: (PACE * count / round)^4
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
@@ -40,8 +45,11 @@ class Presence:
         """In the order of the ops' arguments; of the first `clients` clients."""
         return {"clock": self.clock, "last_epoch": self.last_epoch[:clients], "uploads": self.uploads[:clients]}
 
-    def count_upload(self, client: Tensor, stored: Tensor, seen: Tensor) -> None:
-        """Move the clock if an upload of client (1) is stored. stored: () bool    seen: (n) bool, before this upload"""
+    def count_upload(self, client: Tensor, stored: Tensor, seen: Tensor) -> Tensor:
+        """Move the clock if an upload of client (1) is stored. Returns the factor of this round's step, () float64.
+
+        stored: () bool    seen: (n) bool, before this upload
+        """
         epoch, rounds, _ = self.clock.unbind()
         self.uploads.index_add_(0, client, stored.long()[None])
         before = self.last_epoch.index_select(0, client)
@@ -51,8 +59,10 @@ class Presence:
         applies = 4 * (live & past).sum() >= 3 * live.sum()
         count, done = (torch.where(applies, (those & past).sum(), those.sum()) for those in (live, current))
         ends = (3 * done >= 2 * count) | (rounds + 1 >= STALL * count)
+        share = (PACE * count.double() / (rounds + 1)).clamp(max=1)
         after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
         self.clock.copy_(torch.where(stored, after, self.clock))
+        return torch.where(stored & (self.expiry != NEVER), share**4, 1.0)
 
     def live(self, seen: Tensor) -> Tensor:
         """(n) bool: clients of `seen` (n) that have uploaded within the last `expiry` epochs."""

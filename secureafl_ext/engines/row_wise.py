@@ -68,8 +68,11 @@ class RowWise:
         if self.similarity:
             self.similarity.forget(client)
 
-    def aggregate(self, arrival: Arrival, model: Tensor, history: History, present: Tensor) -> tuple[Tensor, Tensor]:
-        """(the direction to step along (d), the status of each client's correction (n)). Call before history.remember.
+    def aggregate(
+        self, arrival: Arrival, model: Tensor, history: History, present: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(the direction to step along (d), the status of each client's correction (n), the weight of the update before
+        clipping to the median norm () float64). Call before history.remember.
 
         present: (n) bool, clients that count
         """
@@ -98,6 +101,7 @@ class RowWise:
         if not corrected:
             self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)
+        weight = weights.index_select(0, client)[0]
         weights = weights.to(rows.dtype)
         if clip is not None:
             weights *= clip
@@ -111,7 +115,7 @@ class RowWise:
             has_row = history.seen.index_select(0, client) | stored  # a first update that is not stored leaves no row
             support.refresh(present.index_copy(0, client, present.index_select(0, client) & has_row))
         status = self._status(client, rows, history, present) if corrected else torch.zeros_like(history.pairs)
-        return direction, status
+        return direction, status, weight
 
     @property
     def refreshed(self) -> Support | None:

@@ -57,7 +57,7 @@ class Sharded(Fused):
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings
         outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._pass_sums, *arguments)
         self._pending = True
-        return outcome
+        return Outcome(*outcome)
 
     def forget(self, client: int) -> None:
         """After synchronize: the sums of the last round are used up, and the client's are among them."""

@@ -1,11 +1,11 @@
 """FusedSupport: a round of rule="support" without corrections as one op (csrc/support)."""
 
 import torch
+from torch import Tensor
 
 from ..config import Config
 from ..rules import support
 from ..rules.similarity import SPAN
-from .base import Outcome
 from .fused_rows import FusedRows, plain
 
 step = torch.ops.secureafl.support_step_.default
@@ -28,5 +28,5 @@ class FusedSupport(FusedRows):
     def _bounds(self, every: int) -> tuple[float, ...]:
         return SPAN, every, *bounds()
 
-    def _step(self, *arguments: object) -> Outcome:
+    def _step(self, *arguments: object) -> tuple[Tensor, ...]:
         return step(*arguments)

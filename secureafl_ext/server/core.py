@@ -1,12 +1,10 @@
 """ServerCore: the models, the engine and the lock of a server, and all calls that only read them."""
 
 import logging
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -44,7 +42,6 @@ class ServerCore:
         self._models[0] = model.detach()
         self._rows = self._models.unbind()  # views made once: indexing costs more host time than the lock
         self._notify_peers = self._sharded.notify_peers if self._sharded else NotifyPeers(None)
-        self._quorum = math.ceil(Fraction(str(config.quorum)) * clients)  # clients; 0.07 * 100 is above 7 as a float
         self._stale = self._too_soon = 0
         self._turns = [0] * clients  # the version that each client's last round made; 0: none
         self._lock = threading.RLock()

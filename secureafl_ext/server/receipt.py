@@ -10,11 +10,7 @@ from ..config import REASONS
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of one submission. `accepted` and `factor` stay on the device until they are read.
-
-    The weight that the client has in the step is not here: the fused rounds do not return it, and a copy of it would be
-    one more kernel in every round. `SecureAFL.weights()` has it when it is asked for.
-    """
+    """The result of one submission. `accepted`, `factor` and `weight` stay on the device until they are read."""
 
     accepted: Tensor  # () bool
     factor: Tensor  # () float64; NaN if it is not defined
@@ -23,6 +19,7 @@ class Receipt:
     _reason: Tensor | str  # a text, or an index into _reasons on the device
     _reasons: tuple[str, ...] = REASONS
     refused: str = ""  # "stale" or "too_soon": this submission was no round
+    weight: Tensor | None = None  # () float64, of this update in the aggregate; None: refused, or the rule has none
 
     @property
     def kind(self) -> str:

@@ -131,15 +131,12 @@ class SecureAFL(CheckpointedServer):
 
     def _round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None) -> Receipt:
         now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
-        accepted, factor, reason = self._engine.round(client, update, trained_on, self._models, now, new)
+        outcome = self._engine.round(client, update, trained_on, self._models, now, new)
         if self.dtype != self._models.dtype:  # the model must stay finite in the narrower dtype of the caller too
             model, stepped = self._rows[now], self._rows[new]
             stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
-        if self._quorum:
-            enough = self._engine.seen.sum() >= self._quorum
-            torch.where(enough, self._rows[new], self._rows[now], out=self._rows[new])
         self.version += 1
-        return Receipt(accepted, factor, staleness, self.version, reason)
+        return Receipt(outcome.accepted, outcome.factor, staleness, self.version, outcome.reason, weight=outcome.weight)
 
     def forget(self, client: int) -> None:
         """Erase everything that is kept of this client alone, so that another client may take its number.

@@ -11,7 +11,7 @@ from pretended import BACKDOORS, Pretended, failure
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import main
 from secureafl_ext.defenses import DEFENSES
-from secureafl_ext.defenses.tuned import TUNED
+from secureafl_ext.defenses.tuned import TUNED, TUNED_FASHION_MNIST
 from secureafl_ext.redteam.found import worst_found
 from secureafl_ext.report import plots, robustness
 from secureafl_ext.sim import results
@@ -69,7 +69,7 @@ def parts(path: str) -> dict[str, dict[str, dict[str, str]]]:
         elif line.startswith("|") and not heads:
             heads = cells
         elif line.startswith("|") and cells[0] != "---":
-            made.setdefault(title, {})[cells[0]] = dict(zip(heads[2:], cells[2:], strict=True))
+            made.setdefault(title, {})[cells[0]] = dict(zip(heads[1:], cells[1:], strict=True))
     return made
 
 
@@ -91,8 +91,9 @@ def test_it_runs_every_registered_attack_against_every_defense(pretended):
     assert {"secureafl", "secureafl-kin", "kardam"} <= {defense for defense, _ in ran}
     assert ran == [(defense, attack) for defense in dict.fromkeys(d for d, _ in ran) for attack in attacks]
     options = {settings.defense: settings.defense_options for settings in pretended.ran}
+    tuned = {**TUNED, **TUNED_FASHION_MNIST}
     assert {name: value for name, value in options.items() if value} == {
-        name: value for name, value in TUNED.items() if name in options
+        name: value for name, value in tuned.items() if name in options
     }
     assert Path(f"x/robustness-rounds=7-{FASHION}.png").read_bytes().startswith(PNG)
 

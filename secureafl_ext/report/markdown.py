@@ -60,7 +60,8 @@ def grid_text(plan: TablePlan, grid: Grid) -> str:
     """One line per row; three if the paper has numbers: ours, the paper's, the difference."""
     decimals = plan.table.decimals
     best = {column: best_rows(grid, column, decimals) for column in grid.columns}
-    lines = [[plan.row_axis, "", *grid.columns], ["---"] * (2 + len(grid.columns))]
+    whose = ["ours"] if grid.paper else []  # says whose numbers a line has
+    lines = [[plan.row_axis, *[""] * len(whose), *grid.columns], ["---"] * (1 + len(whose) + len(grid.columns))]
     for row in grid.rows:
         cells = [grid.cells[row, column] for column in grid.columns]
         theirs = [grid.paper_value(row, column) for column in grid.columns]
@@ -69,7 +70,7 @@ def grid_text(plan: TablePlan, grid: Grid) -> str:
             text = cell_text(cell, decimals, plan.seeds)
             text = f"**{text}**" if row in best[column] else text
             ours.append(f"{text} {REACHED}" if is_reached(cell, value, tolerance(plan)) else text)
-        lines.append([row, "ours", *ours])
+        lines.append([row, *whose, *ours])
         if grid.paper:
             other = grid.compared_with.get(row)
             lines.append(["", f"paper: {other}" if other else "paper", *map(paper_text, theirs)])

@@ -76,8 +76,8 @@ def heat_map(axes: Axes, rows: list[str], columns: list[str], values: Numbers, l
             text = "-" if value is None else "\n".join(map(_short, value))
             color = "white" if shades[y][x] > look.dark else "black"
             axes.text(x, y, text, color=color, ha="center", va="center", fontsize="small", linespacing=0.95)
-    if OUR_RULE in rows:
-        y = rows.index(OUR_RULE)
+    if ours := style.highlighted(rows):
+        y = rows.index(ours)
         axes.get_yticklabels()[y].set(color=style.HIGHLIGHT, fontweight="bold")
         size = len(columns), 1
         frame = Rectangle((-0.5, y - 0.5), *size, fill=False, edgecolor=style.HIGHLIGHT, linewidth=3, clip_on=False)

@@ -58,6 +58,17 @@ def test_a_client_that_is_forgotten_counts_no_more(device):
     assert not torch.equal(server.model, before)
 
 
+def test_clients_that_stay_silent_keep_the_model_where_it_is_until_enough_have_come(device):
+    """However often the others upload: on a model that stays, all but the first upload of a client are rejected."""
+    server = made(device, quorum=0.65)
+    for round in range(60 * N):
+        server.submit(round % 6, update(device, round), server.version)
+    assert not server.model.any() and server.version == 60 * N
+    assert server.stats()["accepted"] == 6
+    server.submit(6, update(device, 6), server.version)
+    assert server.model.any()
+
+
 def test_without_a_quorum_the_first_client_moves_the_model_as_far_as_it_likes(device):
     """Three of ten are first, with huge updates. Later there is a median norm to clip these to."""
 

@@ -28,13 +28,12 @@ TUNED_FASHION_MNIST: dict[str, dict[str, object]] = {
 DATASETS = ("fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "udacity")
 # The embedded data are a part of Fashion-MNIST, with 400 rounds: Sageflow's warm-up would last longer than the run.
 EMBEDDED = "fashion-mnist-small"
-TUNED_EMBEDDED = {name: options for name, options in TUNED.items() if name != "sageflow"}
+BY_DATASET = dict.fromkeys(DATASETS, TUNED) | {
+    "fashion-mnist": TUNED | TUNED_FASHION_MNIST,
+    EMBEDDED: {name: options for name, options in TUNED.items() if name != "sageflow"},
+}
 
 
 def tuned_options(defense: str, dataset: str) -> dict[str, object]:
     """The tuned options of a defense on a data set; empty where nothing was tuned."""
-    if dataset == EMBEDDED:
-        return dict(TUNED_EMBEDDED.get(defense, {}))
-    if dataset == "fashion-mnist" and defense in TUNED_FASHION_MNIST:
-        return dict(TUNED_FASHION_MNIST[defense])
-    return dict(TUNED.get(defense, {})) if dataset in DATASETS else {}
+    return dict(BY_DATASET.get(dataset, {}).get(defense, {}))

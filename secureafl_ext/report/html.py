@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .. import bounded_files
-from .paper import OUR_RULE
+from . import style
 
 try:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -58,12 +58,14 @@ def from_markdown(text: str) -> tuple[str, Markup]:
 def _mark_up_table(tokens: Sequence[Token]) -> None:
     """Make the first cell of a row its header. A row with an empty first cell belongs to the header above it."""
     header: Token | None = None
+    begins = [i for i, token in enumerate(tokens) if token.type == "tr_open" and tokens[i + 1].type == "td_open"]
+    ours = style.highlighted([_plain(tokens[i + 2]) for i in begins])
     for i, token in enumerate(tokens):
         if token.type == "th_open":
             token.attrSet("scope", "col")
         elif token.type == "inline" and tokens[i - 1].type in ("td_open", "th_open"):
             _set_numbers(token)
-        elif token.type == "tr_open" and tokens[i + 1].type == "td_open":
+        elif i in begins:
             first = tokens[i + 1 : _closing(tokens, i, "td_close") + 1]
             text = _plain(first[1])
             if header is not None and not text:
@@ -74,7 +76,7 @@ def _mark_up_table(tokens: Sequence[Token]) -> None:
             else:
                 header = first[0]
                 header.attrSet("scope", "row")
-                if text == OUR_RULE:
+                if text == ours:
                     header.attrSet("class", "ours")
                 first[0].tag = first[-1].tag = "th"
 

@@ -185,6 +185,37 @@ def test_the_later_steps_of_a_long_epoch_are_smaller(engine, device):
     assert steps[-1] > 0 and sum(steps) < 2 * n * steps[0]
 
 
+def test_silence_slows_the_others_until_the_silent_expire():
+    """Two of five fall silent: no epoch ends for long, so its steps shrink. docs/algorithm.md says how much."""
+    n, active, clock = 20, 12, Clock(20, 4)
+    for i in range(5 * n):
+        clock.stored(i % n)
+    paces = []
+    while max(clock.present()) >= active:
+        paces.append(clock.stored(len(paces) % active))
+    assert 45 * n < len(paces) < 80 * n and 0.1 < np.mean(paces) < 0.15
+    assert clock.present() == list(range(active))
+    assert [clock.stored(i % active) for i in range(2 * n)] == [1.0] * (2 * n)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_with_a_huge_number_of_rounds_costs_one_step(engine, device):
+    """It ends the epoch, and the next one is as usual."""
+    server = make(engine, device, filter=False, store="accepted", receive=True)
+    ones = torch.ones(7).to(server.model)
+    for i in range(6 * server.clients):
+        server.submit(i % server.clients, ones, server.version)
+    state = server.state_dict()
+    state["clock"][1] = 2**53
+    server.load_state_dict(state)
+    models = [server.model.clone()]
+    for client in (0, 1):
+        server.submit(client, ones, server.version)
+        models.append(server.model.clone())
+    assert server.state_dict()["clock"].tolist()[:2] == [int(state["clock"][0]) + 1, 1]
+    assert float((models[0] - models[1]).norm()) < 1e-6 < float((models[1] - models[2]).norm())
+
+
 def test_without_expiry_all_steps_are_full_ones():
     """As in the paper."""
     server = SecureAFL(torch.zeros(3), 4, lr=0.1, filter=False, rule="mean", **PAPER)

@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     accepted: Tensor  # () bool
     factor: Tensor  # () float64, or NaN
     reason: Tensor  # () int64, index into REASONS
-    weight: Tensor | None = None  # () float64, of the update among all; None if the rule has no weights
+    weight: Tensor | None = None  # () float64, of the update in the aggregate; None if the rule has no weights
 
 
 class Engine(Protocol):

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
-PACE = 1.5  # rounds per client that counts with a full step in an epoch; later ones: (PACE * count / round)^4
+PACE = 1.5  # the first PACE * count rounds of an epoch have full steps; later: scaled by (PACE * count / round)^4
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 

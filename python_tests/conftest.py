@@ -9,6 +9,7 @@ from pretended import Pretended
 from ranks import Ranks
 
 from secureafl_ext.sim import runner
+from secureafl_ext.tasks import datasets
 
 # Where there is a GPU every test of an op runs on it too, and fails if the extension was built without CUDA.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -46,3 +47,12 @@ def ranks():
     processes = Ranks()
     yield processes
     processes.close()
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """No data set is found: what this machine has must not decide a test."""
+    monkeypatch.setattr(datasets, "USUAL", ("./data", "~/.cache"))
+    monkeypatch.delenv(datasets.VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)

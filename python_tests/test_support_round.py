@@ -9,6 +9,7 @@ from support_oracle import shifts
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines import support
 from secureafl_ext.engines.support import FusedSupport
+from secureafl_ext.rules import support as rule
 
 F32, F64 = torch.float32, torch.float64
 NAN, INF = float("nan"), float("inf")
@@ -113,7 +114,10 @@ def test_a_refresh_comes_every_2n_rounds_and_changes_nothing_between(device):
     assert len(changes) >= 3 and all(round % (2 * n) == 0 for round in changes)
 
 
-def test_the_basis_holds_orthogonal_eigenvectors(device):
+@pytest.mark.parametrize("crowd", [0.1, 0.5, 1.0, 3.0])
+def test_the_basis_is_orthogonal_and_holds_the_eigenvectors_that_are_used(crowd, device, monkeypatch):
+    """Those of eigenvalues above the bound. With the lowest bound these are nearly all, with the highest none."""
+    monkeypatch.setattr(rule, "CROWD", crowd)
     n = 12
     server, arrivals = make(device, n, 50, filter=False), Arrivals(n, 50, strange=False)
     while int(server.state_dict()["rounds"]) % (2 * n) or int(server.state_dict()["rounds"]) < 40 * n:
@@ -123,7 +127,11 @@ def test_the_basis_holds_orthogonal_eigenvectors(device):
     whole = torch.zeros(n, n, dtype=F64)
     whole[mask[:, None] & mask] = products.flatten()
     turned = basis[0].T @ whole @ basis[0]
-    assert (turned - turned.diagonal().diag()).abs().max() < 1e-8 * turned.abs().max()
+    least = max(rule.CROWD_LEAST, crowd * float(rule.level(rule.centered(products))))
+    used, values = turned.diagonal() > least, torch.linalg.eigvalsh(whole)
+    assert torch.allclose(turned.diagonal()[used].sort().values, values[values > least], rtol=1e-9)
+    assert (turned - turned.diagonal().diag())[used].abs().sum() < 1e-8 * turned.abs().max()
+    assert used.any() == (crowd < 3)
 
 
 def with_shift(server, value):

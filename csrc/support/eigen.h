@@ -124,13 +124,38 @@ SECUREAFL_FN double sum_all(const Team& team, double value, double* parts) {
   return sum;
 }
 
-// Turns the columns of basis (n, n) into eigenvectors of `symmetric` (n, n), starting from what they are. matrix:
-// basis^T symmetric basis, its diagonal the eigenvalues. work (n, n), rotations (2, n), parts: scratch
+// Whether matrix (n, n) = basis^T x basis has all eigenvectors of x with an eigenvalue above `least` in its columns:
+// entries in their rows and columns are small, and the rest has no eigenvalue above `least`. A symmetric matrix has
+// none above its largest diagonal entry plus the norm of the others. Eigenvectors below are of no use, and as their
+// eigenvalues are nearly equal they would take most of the sweeps. parts: scratch
 template <typename Team>
-SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double* basis, double* matrix, double* work,
-                              double* rotations, double* parts, int n) {
-  constexpr int kMostSweeps = 16;   // from any start; from that of the last refresh two or three are enough
+SECUREAFL_FN bool is_diagonal(const Team& team, const double* matrix, double least, double* parts, int n) {
   constexpr double kSmall = 1e-18;  // of the squares of all entries
+  double all = 0, off = 0, below = 0, largest = -INFINITY;
+  SECUREAFL_NO_UNROLL
+  for (int at = team.rank(); at < n * n; at += Team::kSize) {
+    const int i = at / n, j = at % n;
+    const double square = matrix[at] * matrix[at];
+    const bool used = matrix[i * n + i] > least || matrix[j * n + j] > least;
+    all += square;
+    if (i != j) (used ? off : below) += square;
+    if (i == j && !used) largest = fmax(largest, matrix[at]);
+  }
+  all = sum_all(team, all, parts);
+  off = sum_all(team, off, parts);
+  below = sum_all(team, below, parts);
+  // The largest of all threads would need another reduction: it exceeds the bound of one of them, or of none.
+  const double beyond = sum_all(team, largest + sqrt(below) > least ? 1.0 : 0.0, parts);
+  return !(off > kSmall * all) && (beyond == 0 || !(below > kSmall * all));
+}
+
+// Turns the columns of basis (n, n) into eigenvectors of `symmetric` (n, n), starting from what they are: those of
+// eigenvalues above `least`. matrix: basis^T symmetric basis, its diagonal the eigenvalues. work (n, n), rotations
+// (2, n), parts: scratch
+template <typename Team>
+SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double least, double* basis, double* matrix,
+                              double* work, double* rotations, double* parts, int n) {
+  constexpr int kMostSweeps = 16;  // from any start
   // Rounding errors of many refreshes would make the basis less and less orthogonal: basis (3 - basis^T basis) / 2.
   multiply<true>(team, basis, basis, matrix, n);
   multiply<false>(team, basis, matrix, work, n);
@@ -142,17 +167,7 @@ SECUREAFL_FN void diagonalise(const Team& team, const double* symmetric, double*
   multiply<false>(team, symmetric, basis, work, n);
   multiply<true>(team, basis, work, matrix, n);
   SECUREAFL_NO_UNROLL
-  for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
-    double all = 0, off = 0;
-    SECUREAFL_NO_UNROLL
-    for (int at = team.rank(); at < n * n; at += Team::kSize) {
-      const double square = matrix[at] * matrix[at];
-      all += square;
-      off += at / n == at % n ? 0 : square;
-    }
-    all = sum_all(team, all, parts);
-    off = sum_all(team, off, parts);
-    if (!(off > kSmall * all)) break;
+  for (int sweep = 0; sweep < kMostSweeps && !is_diagonal(team, matrix, least, parts, n); ++sweep) {
     SECUREAFL_NO_UNROLL
     for (int turn = 0; turn < (n | 1); ++turn) rotate_pairs(team, matrix, basis, rotations, turn, n);
   }

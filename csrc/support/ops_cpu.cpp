@@ -21,7 +21,7 @@ struct CpuSupport {
     const std::unique_ptr<bool[]> counts(new bool[static_cast<size_t>(r.n)]);
     for (int64_t k = 0; k < r.n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
     refresh_args.counts = counts.get();
-    refresh(Solo(), refresh_args, RefreshTables(scratch.data(), r.n));
+    refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, r.n));
   }
 };
 

@@ -15,8 +15,9 @@ class CudaSupport : public CudaKin {
     const Tensor memory = allocate(like, ScalarType::Double, {RefreshTables::doubles(r.n) + (r.n + 7) / 8});
     double* scratch = mutable_data<double>(memory);
     auto* counts = reinterpret_cast<bool*>(scratch + RefreshTables::doubles(r.n));
-    launch_.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, 0, r, refresh_args, every, scratch,
-                       counts);
+    const int64_t room = cuda::refresh_room(r.n, launch_.max_shared_bytes());
+    launch_.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, room * sizeof(double), r, refresh_args,
+                       every, scratch, room, counts);
   }
 };
 

@@ -137,7 +137,8 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
     for_entries(team, n, [&](int at, int, int) { t.along[at] = t.rest[at]; });
   }
   if (least < 0) least = fmax(r.bounds.odd_least, r.bounds.odd * level_of(team, r, t, t.along, false, count));
-  diagonalise(team, t.along, basis, t.matrix, t.work, t.rotations, t.parts, n);
+  for_entries(team, n, [&](int at, int, int) { t.vectors[at] = basis[at]; });
+  diagonalise(team, t.along, least, t.vectors, t.matrix, t.work, t.rotations, t.parts, n);
   SECUREAFL_NO_UNROLL
   for (int j = team.rank(); j < n; j += Team::kSize) {
     const double value = t.matrix[j * n + j];
@@ -145,7 +146,10 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   }
   team.sync();
   // Scaled to directions of length 1.
-  for_entries(team, n, [&](int at, int, int j) { t.work[at] = t.values[j] > 0 ? basis[at] / sqrt(t.values[j]) : 0; });
+  for_entries(team, n, [&](int at, int, int j) {
+    basis[at] = t.vectors[at];
+    t.work[at] = t.values[j] > 0 ? t.vectors[at] / sqrt(t.values[j]) : 0;
+  });
   if (maps) {
     multiply<true>(team, maps, t.work, t.along, n);
   } else {

@@ -28,36 +28,52 @@ struct Refresh {
   double* shift;        // (n): the result
 };
 
-// Scratch memory of a refresh.
+// Memory for the tables of a refresh: `quick` (room) as far as it goes, a GPU's shared memory, then `slow`.
+struct RefreshMemory {
+  double* slow;
+  double* quick;
+  int64_t room;
+
+  SECUREAFL_FN double* take(int64_t count) {
+    double*& from = count <= room ? quick : slow;
+    if (count <= room) room -= count;
+    from += count;
+    return from - count;
+  }
+};
+
+// Scratch memory of a refresh. The tables that are read most often come first.
 struct RefreshTables {
-  double* rest;       // (n, n): M without the directions that were cut
-  double* remaining;  // (n, n): maps coefficients to those of the part that is orthogonal to all cut directions
-  double* kin;        // (n, n): I - W, a client minus the mean of its kin
-  double* matrix;     // (n, n)
-  double* work;       // (n, n)
-  double* along;      // (n, n): coefficients of the directions, one in each column; zero if it is not cut
-  double* loadings;   // (n, n): of the clients along the directions
+  double* parts;      // (kParts)
   double* rotations;  // (2, n)
   double* values;     // (n)
   double* offsets;    // (n): how far each direction is shifted
   double* kept;       // (n): the share of its weight that a client keeps, by the size of its group
-  double* parts;      // (kParts)
+  double* matrix;     // (n, n)
+  double* vectors;    // (n, n): eigenvectors, one in each column
+  double* work;       // (n, n)
+  double* along;      // (n, n): coefficients of the directions, one in each column; zero if it is not cut
+  double* loadings;   // (n, n): of the clients along the directions
+  double* rest;       // (n, n): M without the directions that were cut
+  double* remaining;  // (n, n): maps coefficients to those of the part that is orthogonal to all cut directions
+  double* kin;        // (n, n): I - W, a client minus the mean of its kin
 
   static constexpr int kParts = 64;
-  SECUREAFL_FN RefreshTables(double* at, int64_t n)
-      : rest(at),
-        remaining(at + n * n),
-        kin(at + 2 * n * n),
-        matrix(at + 3 * n * n),
-        work(at + 4 * n * n),
-        along(at + 5 * n * n),
-        loadings(at + 6 * n * n),
-        rotations(at + 7 * n * n),
-        values(rotations + 2 * n),
-        offsets(values + n),
-        kept(offsets + n),
-        parts(kept + n) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 7 * n * n + 5 * n + kParts; }
+  SECUREAFL_FN RefreshTables(RefreshMemory memory, int64_t n)
+      : parts(memory.take(kParts)),
+        rotations(memory.take(2 * n)),
+        values(memory.take(n)),
+        offsets(memory.take(n)),
+        kept(memory.take(n)),
+        matrix(memory.take(n * n)),
+        vectors(memory.take(n * n)),
+        work(memory.take(n * n)),
+        along(memory.take(n * n)),
+        loadings(memory.take(n * n)),
+        rest(memory.take(n * n)),
+        remaining(memory.take(n * n)),
+        kin(memory.take(n * n)) {}
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 8 * n * n + 5 * n + kParts; }
 };
 
 }  // namespace secureafl::SECUREAFL_KIND

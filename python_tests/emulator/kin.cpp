@@ -80,6 +80,8 @@ extern "C" void support_step(void** at, const int64_t* whole, const double* real
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);
-  launch.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, 0, r, refresh,
-                    static_cast<int64_t>(real[4]), scratch.data(), counts.get());
+  // Some of the tables in shared memory, the others not.
+  const int64_t room = std::min(cuda::refresh_room(r.n, 200'000), RefreshTables::doubles(r.n) / 2);
+  launch.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, room * sizeof(double), r, refresh,
+                    static_cast<int64_t>(real[4]), scratch.data(), room, counts.get());
 }

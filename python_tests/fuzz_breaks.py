@@ -157,7 +157,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
         if not call.facts["wanted"]:
             return None
         place = dice.choice(call.facts["wanted"])
-    tensor[place] = dice.choice(bad[name])
+    tensor.view(-1)[place] = dice.choice(bad[name])
     return {name: tensor}
 
 

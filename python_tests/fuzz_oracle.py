@@ -98,7 +98,8 @@ class Before:
         slow.lists = self.lists()
         clock = slow.clock
         clock.epoch, clock.rounds, clock.applies = a["clock"].astype(int)
-        clock.last, clock.uploads = np.where(self.seen, a["last_epoch"], np.nan), a["uploads"].astype(int)
+        clock.last = np.where(self.seen, a["last_epoch"], np.nan)
+        clock.uploads, clock.recent = a["uploads"].T.astype(int)
         clock.gone = a["last_epoch"] < 0
         if kind is SlowSupport:
             slow.shift = a["shift"]

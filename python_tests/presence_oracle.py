@@ -12,11 +12,12 @@ class Clock:
         self.expiry, self.probation = np.inf if expiry is None else expiry, probation
         self.epoch = self.rounds = self.applies = 0
         self.last = np.full(clients, np.nan)  # the epoch of the last stored upload
-        self.gone, self.uploads = np.zeros(clients, bool), np.zeros(clients, int)
+        self.gone, self.uploads, self.recent = np.zeros(clients, bool), np.zeros(clients, int), np.zeros(clients, int)
 
     def stored(self, client):
         """Returns the factor of this round's step."""
         self.uploads[client] += 1
+        self.recent[client] = self.in_epoch(client) + 1
         self.last[client], self.gone[client] = self.epoch, False
         live = self.live()
         past = [k for k in live if self.uploads[k] >= self.probation]
@@ -24,10 +25,16 @@ class Clock:
         turning = past if self.applies else live
         self.rounds += 1
         done = sum(self.last[k] == self.epoch for k in turning)
-        pace = 1.0 if np.isinf(self.expiry) else min(1.0, 1.5 * len(turning) / self.rounds) ** 4
+        own = self.in_epoch(client)
+        near = sum(self.in_epoch(k) >= (own - 3) / 1.5 for k in turning)
+        full = np.isinf(self.expiry) or own <= 3 or near >= len(turning) / 2
+        pace = 1.0 if full else (3 / own) ** 4
         if done >= Fraction(2, 3) * len(turning) or self.rounds >= 16 * len(turning):
             self.epoch, self.rounds = self.epoch + 1, 0
         return pace
+
+    def in_epoch(self, client):
+        return self.recent[client] if self.last[client] == self.epoch else 0
 
     def live(self):
         return [k for k in range(len(self.last)) if self.epoch - self.last[k] <= self.expiry and not self.gone[k]]
@@ -38,7 +45,7 @@ class Clock:
         return sorted(live - new if self.applies else live)
 
     def forget(self, client):
-        self.last[client], self.uploads[client], self.gone[client] = np.nan, 0, False
+        self.last[client], self.uploads[client], self.recent[client], self.gone[client] = np.nan, 0, 0, False
 
     def leave(self, client):
-        self.uploads[client], self.gone[client] = 0, True
+        self.uploads[client], self.recent[client], self.gone[client] = 0, 0, True

@@ -44,7 +44,7 @@ def spoiled(result):
 @pytest.mark.parametrize("op", [op for op in MAKERS if op not in ("round_fits", "renew_")])
 def test_a_wrong_result_is_found(op):
     found = 0
-    for number in range(30):
+    for number in range(60):
         call = MAKERS[op](op, Dice("wrong", number), "cpu")
         if call.facts.get("may_refuse"):
             continue

@@ -1,5 +1,7 @@
 """A remembered update ends: who stays silent, is new or has left does not count, with every rule and engine."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -129,7 +131,7 @@ def test_the_clock_is_the_one_of_the_definition(engine, settings, device):
         if i % 8 == 0:
             state = server.state_dict()
             assert state["clock"].tolist() == [clock.epoch, clock.rounds, clock.applies]
-            assert state["uploads"].tolist() == clock.uploads.tolist()
+            assert state["uploads"].tolist() == np.stack([clock.uploads, clock.recent], 1).tolist()
     assert clock.epoch > 10 and len(counted) > 1
 
 
@@ -164,56 +166,57 @@ def test_a_flood_expires_nobody(share, from_the_start, expiry):
     assert np.mean(late) > 0.96 * (n - bad) and np.min(late) > 0.8 * (n - bad)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_later_steps_of_a_long_epoch_are_smaller(engine, device):
-    """One client uploads on and on: its steps add up to less than 2 per client, and none of them is zero."""
-    server = make(engine, device, filter=False, store="accepted", receive=True)
-    n, ones = server.clients, torch.ones(7).to(server.model)
-    for i in range(6 * n):
-        server.submit(i % n, ones, server.version)
-    while server.state_dict()["clock"][1]:
-        server.submit(i % n, ones, server.version)
-        i += 1
-    steps, epoch = [], server.state_dict()["clock"][0]
-    for _ in range(10 * n):
-        before = server.model.clone()
-        server.submit(0, ones, server.version)
-        steps.append(float((before - server.model).norm()))
-    assert server.state_dict()["clock"][0] == epoch
-    expected = [min(1.0, 1.5 * n / r) ** 4 for r in range(1, 10 * n + 1)]
-    assert steps == pytest.approx([steps[0] * share for share in expected], rel=1e-3, abs=1e-6)
-    assert steps[-1] > 0 and sum(steps) < 2 * n * steps[0]
+def begin_epoch(server, sent):
+    """Everybody uploads in turn, until an epoch has just begun."""
+    for i in range(9 * server.clients):
+        server.submit(i % server.clients, sent, server.version)
+        if i >= 6 * server.clients and not server.state_dict()["clock"][1]:
+            return
+    raise AssertionError("no epoch ended")
 
 
-def test_silence_slows_the_others_until_the_silent_expire():
-    """Two of five fall silent: no epoch ends for long, so its steps shrink. docs/algorithm.md says how much."""
-    n, active, clock = 20, 12, Clock(20, 4)
-    for i in range(5 * n):
-        clock.stored(i % n)
-    paces = []
-    while max(clock.present()) >= active:
-        paces.append(clock.stored(len(paces) % active))
-    assert 45 * n < len(paces) < 80 * n and 0.1 < np.mean(paces) < 0.15
-    assert clock.present() == list(range(active))
-    assert [clock.stored(i % active) for i in range(2 * n)] == [1.0] * (2 * n)
+def steps_of(server, clients, sent):
+    """How far each upload moves the model."""
+    models = [server.model.clone()]
+    for client in clients:
+        server.submit(client, sent, server.version)
+        models.append(server.model.clone())
+    return [float((a - b).norm()) for a, b in pairwise(models)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_file_with_a_huge_number_of_rounds_costs_one_step(engine, device):
-    """It ends the epoch, and the next one is as usual."""
+def test_the_steps_of_a_client_that_runs_ahead_are_smaller(engine, device):
+    """Three are full, then they shrink; none is zero. Those of others stay full."""
     server = make(engine, device, filter=False, store="accepted", receive=True)
     ones = torch.ones(7).to(server.model)
-    for i in range(6 * server.clients):
-        server.submit(i % server.clients, ones, server.version)
-    state = server.state_dict()
-    state["clock"][1] = 2**53
-    server.load_state_dict(state)
-    models = [server.model.clone()]
-    for client in (0, 1):
-        server.submit(client, ones, server.version)
-        models.append(server.model.clone())
-    assert server.state_dict()["clock"].tolist()[:2] == [int(state["clock"][0]) + 1, 1]
-    assert float((models[0] - models[1]).norm()) < 1e-6 < float((models[1] - models[2]).norm())
+    begin_epoch(server, ones)
+    epoch = server.state_dict()["clock"][0]
+    steps = steps_of(server, [0] * 40, ones)
+    assert server.state_dict()["clock"][0] == epoch
+    assert steps == pytest.approx([steps[0] * min(1.0, 3 / u) ** 4 for u in range(1, 41)], rel=1e-3, abs=1e-6)
+    assert steps[-1] > 0 and sum(steps) < 4.5 * steps[0]
+    assert steps_of(server, [1], ones) == pytest.approx([steps[0]], rel=1e-3)
+
+
+def test_if_many_fall_silent_the_steps_of_the_others_stay_full(device):
+    """No epoch ends for long, but they keep up with each other."""
+    server = SecureAFL(torch.zeros(7, device=device), 10, lr=0.05, filter=False, rule="mean")
+    ones = torch.ones(7, device=device)
+    begin_epoch(server, ones)
+    epoch = server.state_dict()["clock"][0]
+    steps = steps_of(server, [i % 6 for i in range(90)], ones)
+    assert server.state_dict()["clock"][0] == epoch
+    assert steps == pytest.approx([steps[0]] * 90, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.2, 0.98, 1.0), (0.75, 0.4, 0.6), (0.94, 0.08, 0.16)])
+def test_the_steps_of_a_flood(share, least, most):
+    """A fifth of 50 clients make this share of the uploads. Without a flood nearly all steps are full."""
+    clock, random, paces = Clock(50, 4), np.random.default_rng(0), []
+    for _ in range(5000):
+        flood = random.random() < share
+        paces.append(clock.stored(int(random.integers(10) if flood else random.integers(10, 50))))
+    assert least < np.mean(paces[1000:]) < most
 
 
 def test_without_expiry_all_steps_are_full_ones():
@@ -289,7 +292,7 @@ def test_a_state_of_an_earlier_version_loads(engine, device):
         del state[name]
     other.load_state_dict(state)
     assert torch.equal(other.present, other.seen) and int(other.seen.sum()) == 3
-    assert other.state_dict()["uploads"].tolist() == [3, 3, 3, 0, 0]
+    assert other.state_dict()["uploads"].tolist() == [[3, 0]] * 3 + [[0, 0]] * 2
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "12", True])

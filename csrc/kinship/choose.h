@@ -79,11 +79,12 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   int64_t rows = 0;  // of clients but this one
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) rows += r.seen[k] && k != before.client;
-  int64_t counted[] = {part.below, part.all, census_of_others(team, r.presence, r.seen, n, before.client), rows};
-  totals(team, counted, table);
+  const Census others = census_of_others(team, r.presence, r.seen, n, before.client);
+  int64_t total[] = {part.below, part.all, others.live, others.current, others.keeping, rows};
+  totals(team, total, table);
   if (team.rank() == 0) {
-    Verdict verdict = decide(r, before, judged, {counted[0], counted[1], counted[2]});
-    verdict.steps &= counted[3] + (before.known || verdict.stored) >= r.quorum;
+    Verdict verdict = decide(r, before, judged, {total[0], total[1]}, {total[2], total[3], total[4]});
+    verdict.steps &= total[5] + (before.known || verdict.stored) >= r.quorum;
     out->verdict = verdict;
     ++*r.rounds;
   }

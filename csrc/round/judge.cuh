@@ -11,23 +11,24 @@ namespace secureafl::cuda {
 constexpr int kJudgeThreads = 256;
 constexpr int64_t kJudgeBlocks = 264;
 
-// Block-wide sum of a tally per thread; every thread gets the result.
-__device__ inline Tally block_tally(const Tally& tally) {
+// Block-wide sums of some integers per thread; every thread gets them.
+template <int kCount>
+__device__ inline void block_totals(int64_t (&values)[kCount]) {
   constexpr int kWarps = kJudgeThreads / 32;
-  __shared__ Tally parts[kWarps];
+  __shared__ int64_t parts[kWarps][kCount];
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
-  const auto sum_of = [&](int64_t value) { return cg::reduce(warp, value, cg::plus<int64_t>()); };
-  const Tally part{sum_of(tally.below), sum_of(tally.all), sum_of(tally.others)};
-  if (warp.thread_rank() == 0) parts[warp.meta_group_rank()] = part;
-  __syncthreads();
-  Tally sum{};
 #pragma unroll
-  for (int i = 0; i < kWarps; ++i) {
-    sum.below += parts[i].below;
-    sum.all += parts[i].all;
-    sum.others += parts[i].others;
+  for (int i = 0; i < kCount; ++i) {
+    const int64_t part = cg::reduce(warp, values[i], cg::plus<int64_t>());
+    if (warp.thread_rank() == 0) parts[warp.meta_group_rank()][i] = part;
   }
-  return sum;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) values[i] += parts[w][i];
+  }
 }
 
 struct JudgeTeam {
@@ -35,14 +36,23 @@ struct JudgeTeam {
   __device__ int rank() const { return threadIdx.x; }
 };
 
+// The verdict, from the contributions of all threads to the tally and to the census of the other clients.
+__device__ inline void decide_as_block(const Round& r, const ClientState& before, const double* sums,
+                                       const Tally& tally, const Census& others, Verdict* verdict) {
+  int64_t total[] = {tally.below, tally.all, others.live, others.current, others.keeping};
+  block_totals(total);
+  if (threadIdx.x != 0) return;
+  *verdict = decide(r, before, sums, {total[0], total[1]}, {total[2], total[3], total[4]});
+}
+
 // Run by the last block: adds up the sums of all blocks, in order, and decides.
 __device__ inline void decide_together(const Round& r, const Scratch& scratch, const ClientState& before) {
   constexpr int kBatch = 8;
   __shared__ FactorList lists[kMaxClients];
   FactorWalk<JudgeTeam, kBatch> walk(JudgeTeam(), r, before);
   walk.fetch();  // the loads overlap with the sums below
-  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists),
-              census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client)};
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  const Census others = census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client);
   double sums[kSums] = {};
   SECUREAFL_NO_UNROLL
   for (int b = threadIdx.x; b < gridDim.x; b += kJudgeThreads) {
@@ -57,8 +67,7 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
     walk.fetch();
     tally.below += walk.below(lists, factor);
   }
-  tally = block_tally(tally);
-  if (threadIdx.x == 0) *scratch.verdict = decide(r, before, sums, tally);
+  decide_as_block(r, before, sums, tally, others, scratch.verdict);
 }
 
 // sums (kSums) += sums over the coordinates of this thread.

@@ -26,7 +26,8 @@ SECUREAFL_FN double factor_of(const ClientState& before, const double* sums) {
 }
 
 // From the sums over the update to the verdict; stores the factor in Q. Run by one thread.
-SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally) {
+SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally,
+                            const Census& others) {
   const bool known = before.known;
   const double factor = factor_of(before, sums);
   const bool defined = has_factor(sums, known);
@@ -39,7 +40,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
   v.steps = accepted || !r.hold;
   v.stored = r.store_all ? finite : accepted;
-  v.rate = v.stored ? r.lr * count_upload(r.presence, v.client, tally.others) : r.lr;
+  v.rate = v.stored ? r.lr * count_upload(r.presence, v.client, others) : r.lr;
   v.received = accepted && r.receive && r.presence.counts(true, v.client);  // an accepted update is stored
   v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));

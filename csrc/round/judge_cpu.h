@@ -48,9 +48,8 @@ inline std::vector<double> update_sums(const Round& r) {
 inline Verdict judge_update(const Round& r, const double* sums) {
   const ClientState before = client_state(r);
   const double factor = factor_of(before, sums);
-  Tally tally = tally_of(r, before, factor);
-  tally.others = census_of_others(Solo(), r.presence, r.seen, r.n, before.client);
-  return decide(r, before, sums, tally);
+  const Census others = census_of_others(Solo(), r.presence, r.seen, r.n, before.client);
+  return decide(r, before, sums, tally_of(r, before, factor), others);
 }
 
 }  // namespace secureafl::cpu

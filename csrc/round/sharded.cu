@@ -37,15 +37,14 @@ static __global__ void add_up_kernel(const double* judged, int blocks, double* o
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
   __shared__ FactorList lists[kMaxClients];
   const ClientState before = client_state(r);
-  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists),
-              census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client)};
+  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
+  const Census others = census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client);
   __syncthreads();
   for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
     walk.fetch();
     tally.below += walk.below(lists, factor_of(before, sums));
   }
-  tally = block_tally(tally);
-  if (threadIdx.x == 0) *verdict = decide(r, before, sums, tally);
+  decide_as_block(r, before, sums, tally, others, verdict);
 }
 
 // One warp per sum of the pass, and one thread per client for its counters.      changes (PassSums::count)

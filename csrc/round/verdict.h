@@ -24,10 +24,9 @@ SECUREAFL_FN bool has_factor(const double* sums, bool known) {
   return known && sums[kNonFinite] == 0 && sums[kSS] > 0 && isfinite(sums[kYY]);
 }
 
-// Weights of the factors in Q without the new one: of those strictly below it, and of all. others: the census of the
-// other clients (presence.h), which threads add up at the same time.
+// Weights of the factors in Q without the new one: of those strictly below it, and of all.
 struct Tally {
-  int64_t below, all, others;
+  int64_t below, all;
 };
 
 // True if more than the share `quantile` of the other factors is strictly below this one. With equal weights this is

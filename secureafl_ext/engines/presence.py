@@ -8,9 +8,10 @@ The clock counts epochs, not rounds: otherwise a client that uploads often could
 thirds of the clients that count have uploaded in it. So fewer than that cannot end it alone, however often they upload.
 Only a stored upload moves the clock: a rejected one ages nobody.
 
-An epoch usually takes some 1.1 rounds per client that counts. If clients that upload often make it longer, the others'
-remembered updates are older than usual, and as many steps along them would lead too far. So the steps of its later
-rounds are smaller, and their sum is at most 2 per client.
+A step leads along everybody's remembered updates. Clients that upload often would choose how many steps are made along
+the others' old ones. So a step is full only if half of the clients that count keep up with its client in this epoch.
+Otherwise the steps of a client shrink, to a sum of about 4 in an epoch. If many clients fall silent, the others keep up
+with each other, and their steps stay full.
 """
 
 from collections.abc import Iterable
@@ -21,14 +22,16 @@ from torch import Tensor
 from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
-PACE = 1.5  # the first PACE * count rounds of an epoch have full steps; later: scaled by (PACE * count / round)^4
+FREE = 3  # uploads of a client in an epoch that everybody keeps up with
+AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + FREE
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
 class Presence:
     """clock: (3) int64: the epoch, stored uploads in it, and whether probation applies (0 or 1)
     last_epoch: (n) int64, the epoch of each client's last stored upload; GONE if it left since
-    uploads: (n) int64, stored uploads of each client since its first contact, or since it left
+    uploads: (n, 2) int64, stored uploads of each client since its first contact, or since it left; and those of them in
+    its last epoch
 
     Probation applies while at least three quarters of the live clients are past it. Otherwise a new server would learn
     nothing, and clients that upload often would be the only ones that count until the others have uploaded as often. A
@@ -39,7 +42,7 @@ class Presence:
         self.expiry, self.probation = settings_of(config)
         self.clock = torch.zeros(3, dtype=torch.int64, device=device)
         self.last_epoch = torch.zeros(clients, dtype=torch.int64, device=device)
-        self.uploads = torch.zeros(clients, dtype=torch.int64, device=device)
+        self.uploads = torch.zeros(clients, 2, dtype=torch.int64, device=device)
 
     def tensors(self, clients: int | None = None) -> dict[str, Tensor]:
         """In the order of the ops' arguments; of the first `clients` clients."""
@@ -51,18 +54,24 @@ class Presence:
         stored: () bool    seen: (n) bool, before this upload
         """
         epoch, rounds, _ = self.clock.unbind()
-        self.uploads.index_add_(0, client, stored.long()[None])
+        recent = torch.where(self.last_epoch == epoch, self.uploads[:, 1], 0)  # (n), in this epoch
+        own = recent.index_select(0, client)[0] + 1
+        recent = recent.index_copy(0, client, own[None])
+        before = self.uploads.index_select(0, client)  # (1, 2)
+        after = torch.stack([before[0, 0] + 1, own])[None]
+        self.uploads.index_copy_(0, client, torch.where(stored, after, before))
         before = self.last_epoch.index_select(0, client)
         self.last_epoch.index_copy_(0, client, torch.where(stored, epoch, before))
         live = self.live(seen.index_fill(0, client, True))
-        current, past = live & (self.last_epoch == epoch), self.uploads >= self.probation
+        current, past = live & (self.last_epoch == epoch), self.uploads[:, 0] >= self.probation
+        keeping = live & (AHEAD * recent >= own - FREE)
         applies = 4 * (live & past).sum() >= 3 * live.sum()
-        count, done = (torch.where(applies, (those & past).sum(), those.sum()) for those in (live, current))
-        ends = (3 * done >= 2 * count) | (rounds + 1 >= STALL * count)
-        share = (PACE * count.double() / (rounds + 1)).clamp(max=1)
+        counted, done, near = (torch.where(applies, (k & past).sum(), k.sum()) for k in (live, current, keeping))
+        ends = (3 * done >= 2 * counted) | (rounds + 1 >= STALL * counted)
+        full = (own <= FREE) | (2 * near >= counted) | (~stored if self.expiry != NEVER else True)
         after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
         self.clock.copy_(torch.where(stored, after, self.clock))
-        return torch.where(stored & (self.expiry != NEVER), share**4, 1.0)
+        return torch.where(full, 1.0, (FREE / own.double()) ** 4)
 
     def live(self, seen: Tensor) -> Tensor:
         """(n) bool: clients of `seen` (n) that have uploaded within the last `expiry` epochs."""
@@ -70,10 +79,11 @@ class Presence:
 
     def mask(self, seen: Tensor) -> Tensor:
         """(n) bool: clients of `seen` (n) that count."""
-        return self.live(seen) & ((self.uploads >= self.probation) | (self.clock[2] == 0))
+        return self.live(seen) & ((self.uploads[:, 0] >= self.probation) | (self.clock[2] == 0))
 
     def forget(self, client: int) -> None:
-        self.last_epoch[client] = self.uploads[client] = 0
+        self.last_epoch[client] = 0
+        self.uploads[client] = 0
 
     def leave(self, client: int) -> None:
         """The client counts no more until it is past its probation again."""

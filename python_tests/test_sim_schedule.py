@@ -19,14 +19,15 @@ def test_the_cosine_falls_from_the_rate_to_nearly_zero():
     assert rates[0] > 0.195 and rates[-1] < 0.005 and math.isclose(sum(rates) / 8, 0.1)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("defense", ["async-sgd", "secureafl", "secureafl-support", "kardam"])
-def test_a_captured_round_uses_the_rate_of_its_stretch(defense, device):
+def test_a_captured_round_uses_the_rate_of_its_stretch(defense, optimizer, device):
     """As the rounds that are not captured do."""
     if device == "cpu":
         pytest.skip("there are no graphs on a CPU")
-    settings = Settings(
-        rounds=80, evaluations=4, schedule="cosine", lr=0.02, defense=defense, attack="sign-flip", device=device
-    )
+    lr = {"sgd": 0.02, "adam": 0.001}[optimizer]
+    how = {"optimizer": optimizer, "schedule": "cosine", "lr": lr}
+    settings = Settings(rounds=80, evaluations=4, **how, defense=defense, attack="sign-flip", device=device)
     models = []
     for captures in (True, False):
         with side_stream(device):

@@ -17,6 +17,7 @@ from .. import SecureAFL, attacks, defenses
 from ..attacks import View
 from . import metrics
 from .federation import Federation
+from .optimizer import Adam
 from .outcome import Outcome, Point, late_mean
 from .settings import Resolved, Settings, variant_settings
 
@@ -56,6 +57,8 @@ class Rounds:
             del self.server  # before the next one is allocated: a history can be large
             self.server = make(settings.delay, trusted, **options)
         self.server.reserve(settings.rounds)
+        model = self.server.model
+        self.adam = Adam(model, settings.lr, settings.decay) if settings.optimizer == "adam" else None
         self.past = self.server.model.repeat(settings.delay + 1, 1)
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
         self.priors = federation.log_frequencies().to(settings.device) if settings.calibrate else None
@@ -105,7 +108,11 @@ class Rounds:
         """Set the learning rate of the next stretch. progress: the share of the run that is done in its middle"""
         if self.settings.schedule == "constant":
             return
-        self.server.lr = self.settings.lr * (1 + math.cos(math.pi * progress)) / 2
+        rate = self.settings.lr * (1 + math.cos(math.pi * progress)) / 2
+        if self.adam:  # the server's own rate stays: Adam divides by it
+            self.adam.rate.fill_(rate)
+        else:
+            self.server.lr = rate
 
     def _extra(self, clients: Tensor) -> Tensor:
         """Further samples for the attacks of these malicious clients (rounds), in order of arrival."""
@@ -116,7 +123,7 @@ class Rounds:
     def round(self, malicious: bool, client: int = -1, version: int = -1) -> None:
         """One round: the row of the plan that `at` points to. Only a server that is not capturable needs the numbers
         of the client and the version on the host."""
-        server, row = self.server, self.plan.index_select(0, self.at)[0]
+        server, before, row = self.server, self.server.model, self.plan.index_select(0, self.at)[0]
         who, samples = row[:1], row[HEAD:]
         trained_on = self.past.index_select(0, row[1:2])[0]
         if malicious:
@@ -128,6 +135,8 @@ class Rounds:
             receipt = server.enqueue(who, update, trained_on, row[3].double())
         else:
             receipt = server.submit(client, update, version)
+        if self.adam:
+            self.adam.step(before, server.model)
         if malicious:
             self.attack.after(view, server.model)
         self.past.index_copy_(0, row[2:3], server.model[None])

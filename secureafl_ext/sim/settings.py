@@ -22,10 +22,20 @@ SCHEDULES = {
     "constant": "the same learning rate throughout",
     "cosine": "from `lr` to 0 along half a cosine wave, in steps from evaluation to evaluation",
 }
-# How clients train. "augmented" is for CIFAR and Tiny-ImageNet, where the paper's settings do not train to the end.
+OPTIMIZERS = {
+    "sgd": "the model moves by -lr times the direction that the defense computes, as in the paper",
+    "adam": "each coordinate of that direction is divided by its root mean square over past rounds",
+}
+# How models train. "augmented" is for CIFAR and Tiny-ImageNet, where the paper's settings do not train to the end.
 RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {"lr": 0.01, "augment": False, "schedule": "constant", "calibrate": False},
-    "augmented": {"lr": 0.1, "augment": True, "schedule": "cosine", "calibrate": True},
+    "paper": {
+        **{"optimizer": "sgd", "lr": 0.01, "decay": 0.0, "schedule": "constant"},
+        **{"augment": False, "calibrate": False},
+    },
+    "augmented": {
+        **{"optimizer": "adam", "lr": 0.0015, "decay": 0.1, "schedule": "cosine"},
+        **{"augment": True, "calibrate": True},
+    },
 }
 PARTITIONS = {
     "skewed": "as in the paper: a sample goes to the client group of its label with probability `degree`",
@@ -55,8 +65,10 @@ class Settings:
     defense_options: dict[str, object] = field(default_factory=dict)  # of that defense: `secureafl list defenses`
     rounds: int | None = None  # 20,000; 400 on the embedded data
     batch: int | None = None  # samples per gradient: 32; 64 for colour images
-    recipe: str = "paper"  # the defaults of lr, augment, schedule and calibrate
+    recipe: str = "paper"  # the defaults of the next six
+    optimizer: str | None = None  # of the server
     lr: float | None = None  # eta: 0.01; 0.05 on the embedded data, which has short runs; 0.001 for udacity
+    decay: float | None = None  # weight decay: with `adam`, the model also moves by -lr * decay * itself
     augment: bool | None = None  # random crops and flips of the training images
     schedule: str | None = None  # of the learning rate
     calibrate: bool | None = None  # honest clients correct their loss for the frequencies of their labels
@@ -127,7 +139,9 @@ class Resolved(Settings):
     clients: int
     rounds: int
     batch: int
+    optimizer: str
     lr: float
+    decay: float
     augment: bool
     schedule: str
     calibrate: bool
@@ -147,6 +161,10 @@ class Resolved(Settings):
                 limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
                 raise ValueError(f"{name} must be {limits}, got {value}")
         _check_device(self.device)
+        if self.decay and self.optimizer == "sgd":
+            raise UndefinedError(f"decay must be 0 with optimizer 'sgd', got {self.decay}")
+        if self.optimizer == "adam" and not self.lr > 0:
+            raise UndefinedError(f"lr must be above 0 with optimizer 'adam', got {self.lr}")
         if self.flood is not None and not 0 < self.attackers < self.clients:
             raise UndefinedError(
                 f"flood needs malicious and honest clients, got {self.attackers} malicious of {self.clients},"
@@ -171,6 +189,8 @@ ADDED: dict[str, Any] = {
     "flood": None,
     "side": None,
     "recipe": "paper",
+    "optimizer": "sgd",
+    "decay": 0.0,
     "augment": False,
     "schedule": "constant",
     "calibrate": False,
@@ -203,6 +223,7 @@ CHOICES: dict[str, Collection[str]] = {
     "arrivals": ARRIVALS,
     "partition": PARTITIONS,
     "recipe": RECIPES,
+    "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
 BOUNDS: tuple[tuple[str, float, float], ...] = (
@@ -213,6 +234,7 @@ BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("rounds", 1, 10**9),
     ("batch", 1, 10**6),
     ("lr", 0, math.inf),
+    ("decay", 0, math.inf),
     ("delay", 0, 10**9),
     ("spread", 0, 100),  # speeds may differ by a factor of e ** 100 without an overflow
     ("degree", 0, 1),

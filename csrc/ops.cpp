@@ -51,7 +51,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) clock, Tensor(k!) last_epoch, "
       "Tensor(l!) uploads, Tensor(m!) seen_factors, Tensor(n!) recorded, Tensor(o!) counts, float lr, "
       "float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
-      "int probation, int quorum, int span, int known, float kin, float crowd, float turned, float least, "
+      "int probation, bool alone, int quorum, int span, int known, float kin, float crowd, float turned, float least, "
       "float least_sum, float least_apart, float near) -> (Tensor, Tensor, Tensor, Tensor)");
   // support/refresh.cuh, support/refresh.h; the round itself as kin_step_
   m.def(
@@ -60,8 +60,8 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(g!) met, Tensor(h!) basis, Tensor(i!) shift, Tensor(j!) rounds, Tensor(k!) clock, "
       "Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, Tensor(o!) recorded, Tensor(p!) counts, "
       "float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
-      "int probation, int quorum, int span, int every, float cut, float crowd, float crowd_least, float odd, "
-      "float odd_least, float kin, float short_square, float few_kin, float short_level, float fade, float again, "
-      "float most, float group, float group_spreads, float group_end, float group_left) "
+      "int probation, bool alone, int quorum, int span, int every, float cut, float crowd, float crowd_least, "
+      "float odd, float odd_least, float kin, float short_square, float few_kin, float short_level, float fade, "
+      "float again, float most, float group, float group_spreads, float group_end, float group_left) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }

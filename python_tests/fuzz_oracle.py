@@ -64,7 +64,10 @@ class SlowSupport(SlowServer):
         if len(rows) == 0 or not self.estimate:
             return rows[0] if len(rows) else np.zeros_like(self.model)
         weights = np.maximum(1 / len(rows) + self.shift[self.senders], 0)
-        return weights @ clipped(rows, np.median(np.linalg.norm(rows, axis=1)))
+        rows = weights[:, None] * clipped(rows, np.median(np.linalg.norm(rows, axis=1)))
+        if self.step == "received":  # the last row, if it takes part
+            return len(rows) * rows[-1] * self.taken
+        return rows.sum(0)
 
 
 class Before:

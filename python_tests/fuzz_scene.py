@@ -34,8 +34,10 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
     kin, rule = rule is not None, rule or dice.choice(("median", "trimmed_mean", "mean"))
     hold = dice.chance(0.6)
     estimate = kin or dice.chance(0.9)
+    receive = not estimate or dice.chance(0.8)
     return Config(
         rule=rule,
+        step=dice.choice(("all", "received")) if kin and receive else "all",
         trim=dice.randrange((n + 1) // 2) if rule == "trimmed_mean" else 0,
         memory=0 if kin else dice.choice((1, 1, 2, 3, 5)),
         lr=dice.choice((0.1, 1.0, -0.5, 0.0)),
@@ -51,7 +53,7 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
         quorum=dice.choice((0.0, 0.0, 0.5, 1.0)) if kin else 0.0,
         filter=dice.chance(0.8),
         estimate=estimate,
-        receive=not estimate or dice.chance(0.8),
+        receive=receive,
     )
 
 
@@ -187,7 +189,7 @@ class Scene:
             return args
         h, rows, kin = e.history, e.rows, e.rows.similarity
         args |= {"last_updates": h.last_updates, "last_models": h.last_models, "seen": h.seen, "met": kin.met}
-        args |= {"products": rows.products, "rounds": rows.rounds, "quorum": e.quorum}
+        args |= {"products": rows.products, "rounds": rows.rounds, "quorum": e.quorum, "alone": c.step == "received"}
         if c.rule == "support":
             args |= {"similarity": kin.means, "basis": kin.basis, "shift": kin.shift, "span": SPAN, "every": rows.every}
             return args | dict(zip(SUPPORT_NAMES, support.bounds(), strict=True))

@@ -35,9 +35,12 @@ def settings_of(dice: Dice, n: int) -> tuple[dict[str, object], torch.dtype]:
     history = dice.choice((torch.float32,) * 4 + (torch.float64,))
     if not row_wise and buckets == 1 and pairs == "received" and memory and dice.chance(0.25):
         history = torch.float16
+    receive = not estimate or dice.chance(0.85)
+    weighs = rule in ("kinship", "support") and estimate and receive
     settings = {
-        "rule": rule, "pairs": pairs, "memory": memory, "buckets": buckets, "history_dtype": history, "filter": keep,
-        "lr": dice.choice((0.05, 0.3, 1.0, -0.1)), "estimate": estimate, "receive": not estimate or dice.chance(0.85),
+        "rule": rule, "step": dice.choice(("all", "received")) if weighs else "all",
+        "pairs": pairs, "memory": memory, "buckets": buckets, "history_dtype": history, "filter": keep,
+        "lr": dice.choice((0.05, 0.3, 1.0, -0.1)), "estimate": estimate, "receive": receive,
         "quantile": dice.choice((0.0, 0.25, 0.5, 0.75, 1.0, dice.random())),
         "window": dice.choice((None, None, 1, 2, 5)),
         "max_norm": dice.choice((50.0, 0.5, math.inf)), "trust": dice.choice((1.0, 1.0, 0.2, 0.0, math.inf)),

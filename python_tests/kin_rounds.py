@@ -126,7 +126,7 @@ class Emulated:
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
-        flags, bounds = others[:7], others[7:]
+        flags, bounds = others[:8], others[8:]
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
         whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
         results = *JUDGED, torch.float64  # the weight

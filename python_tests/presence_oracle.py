@@ -8,7 +8,8 @@ PAPER = {"expiry": None, "probation": 0}  # settings without expiry and probatio
 
 
 class Clock:
-    def __init__(self, clients, expiry=8, probation=3):
+    def __init__(self, clients, expiry=8, probation=3, step="all"):
+        self.free = {"all": 3, "received": 1}[step]
         self.expiry, self.probation = np.inf if expiry is None else expiry, probation
         self.epoch = self.rounds = self.applies = 0
         self.last = np.full(clients, np.nan)  # the epoch of the last stored upload
@@ -26,9 +27,9 @@ class Clock:
         self.rounds += 1
         done = sum(self.last[k] == self.epoch for k in turning)
         own = self.in_epoch(client)
-        near = sum(self.in_epoch(k) >= (own - 3) / 1.5 for k in turning)
-        full = np.isinf(self.expiry) or own <= 3 or near >= len(turning) / 2
-        pace = 1.0 if full else (3 / own) ** 4
+        near = sum(self.in_epoch(k) >= (own - self.free) / 1.5 for k in turning)
+        full = np.isinf(self.expiry) or own <= self.free or near >= len(turning) / 2
+        pace = 1.0 if full else (self.free / own) ** 4
         if done >= Fraction(2, 3) * len(turning) or self.rounds >= 16 * len(turning):
             self.epoch, self.rounds = self.epoch + 1, 0
         return pace

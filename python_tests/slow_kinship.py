@@ -43,8 +43,10 @@ class Twin:
         weights = (self.met >= KNOWN) / np.maximum(distance, NEAR)
         self.centre = weights / max(weights.sum(), 1e-300)
         rows = rows[[senders.index(k) for k in chosen]]
-        lengths = np.linalg.norm(rows, axis=1)
-        return (rows * np.minimum(1, usual / lengths)[:, None]).mean(0)
+        rows = rows * np.minimum(1, usual / np.linalg.norm(rows, axis=1))[:, None]
+        if self.config.step == "received":  # the mean weight of the chosen, times their number
+            return rows[chosen.index(i)] if self.slow.taken and i in chosen else np.zeros_like(self.slow.model)
+        return rows.mean(0)
 
     def apart(self):
         """Products of differences to the centre, one by one."""

@@ -9,7 +9,7 @@ from presence_oracle import Clock
 
 SETTING_NAMES = (
     "lr", "memory", "quantile", "max_norm", "trust", "rule", "trim", "store", "pairs", "max_staleness", "factors",
-    "window", "on_reject", "filter", "estimate", "receive", "expiry", "probation", "quorum",
+    "window", "on_reject", "filter", "estimate", "receive", "expiry", "probation", "quorum", "step",
 )  # fmt: skip
 
 
@@ -18,7 +18,7 @@ class SlowServer:
         self.__dict__.update(settings)
         self.models = [np.array(model, dtype=np.float64)]
         self.least = math.ceil(Fraction(repr(self.quorum)) * clients)
-        self.clock = Clock(clients, self.expiry, self.probation)
+        self.clock = Clock(clients, self.expiry, self.probation, self.step)
         self.last, self.buffer, self.lists = {}, {k: [] for k in range(clients)}, {}
 
     @property
@@ -47,7 +47,8 @@ class SlowServer:
         present = self.clock.present()
         self.senders = [k for k in estimates if self.estimate and k in present]
         rows = [estimates[k] for k in self.senders]
-        if accepted and self.receive and client in present:
+        self.taken = accepted and self.receive and client in present
+        if self.taken:
             self.senders.append(client)
             rows.append(g)
         direction = self.combine(np.array(rows))

@@ -20,6 +20,8 @@ INF = float("inf")
         {"quantile": 0.5},
         {"filter": False},
         {"receive": False},
+        {"step": "received"},
+        {"step": "received", "store": "all", "on_reject": "step"},
         {"window": 7},
         {"max_norm": 0.5},
         {"max_norm": INF},

@@ -53,6 +53,8 @@ def present_products(server):
         {"quantile": 0.5},
         {"filter": False},
         {"receive": False},
+        {"step": "received"},
+        {"step": "received", "store": "all", "on_reject": "step"},
         {"window": 7},
         {"max_norm": 0.5},
         {"max_norm": INF},

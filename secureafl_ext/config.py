@@ -27,6 +27,7 @@ RULES = {
 STORES = ("all", "accepted")
 FACTORS = ("per_client", "pooled")
 ON_REJECT = ("hold", "step")
+STEPS = ("all", "received")
 WINDOW, FIRST_ROOM = 32, 1024  # default window per client; initial capacity of a pooled Q
 PAIRS = ("received", "rounds")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -72,6 +73,7 @@ CHECKS = {
     "window": Check(or_none(whole), "None or a positive whole number", lambda value: value is None or value > 0),
     "on_reject": one_of(ON_REJECT),
     "spacing": COUNT,
+    "step": one_of(STEPS),
     "history_dtype": one_of(DTYPES, dtype_name),
     "filter": FLAG,
     "estimate": FLAG,
@@ -135,6 +137,10 @@ class Config:
     on_reject: str = "hold"
     """A rejected update leaves the model unchanged ("hold"). "step", as in the paper, steps along the other clients'
     estimates: a client that sends garbage then chooses how often these are applied."""
+    step: str = "all"
+    """Along what the model steps. "all": the aggregate of all clients' remembered updates. "received", with kinship and
+    support: the received update alone, by its client's weight. Over many rounds both lead the same way, but remembered
+    updates are old: they slow down or upset the training of deep nets."""
     spacing: int = 0
     """Rounds of other clients required between two rounds of one client. An earlier update is refused."""
     history_dtype: str = "float32"
@@ -180,6 +186,8 @@ class Config:
         need(self.estimate or self.receive, "receive", "true when estimate is false")
         # A step that is undone does not fit the products that the corrections carry from round to round.
         need(not self.quorum or not self.memory, "quorum", f"0 with memory={self.memory}")
+        weighs = self.rule in ("kinship", "support") and self.estimate and self.receive
+        need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
         without_buckets = ("median", "trimmed_mean", "kinship", "support")
         need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
 

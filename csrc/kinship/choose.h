@@ -36,9 +36,9 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
     const double share = r.shift ? fmax(1.0 / count + r.shift[i], 0.0) : 1.0 / count;
     const float weight = kept ? static_cast<float>(share * (norm > median_norm ? median_norm / norm : 1)) : 0.0f;
     if (i == client) {
-      out->own_weight = weight;
+      out->own_weight = r.alone ? weight * static_cast<float>(count) : weight;
       *r.weight = kept ? share : 0;
-      out->count = count - kept;
+      out->count = r.alone ? 0 : count - kept;
     } else if (kept) {
       out->rows[place] = i;
       out->weights[place] = weight;

@@ -11,7 +11,8 @@
 // secureafl_ext/rules/kinship.py, support.py). Three steps that both devices share:
 //   sums     over d: products of the update with every last update, and the sums of the judge
 //   choose   on n and n x n numbers: the verdict, the updated mean similarities, the chosen clients, their weights
-//   step     over d: the weighted sum of the chosen rows, the next model, the new row of the client
+//   step     over d: the weighted sum of the chosen rows, or the update alone; the next model, the new row of the
+//   client
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -29,6 +30,7 @@ struct KinRound : Round {
   int64_t* met;         // (n): number of updates that entered the means
   double* centre;       // (n): weights of the mean updates in their centre; kinship alone
   const double* shift;  // (n): of each client's weight; support alone, null for kinship
+  bool alone;           // the model steps along the update alone, times its weight and the number of kept clients
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()

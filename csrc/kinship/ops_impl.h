@@ -49,9 +49,10 @@ struct RowsState {
   }
 
   // Sets the pointers of r and allocates the results.
-  RowsOutcome fill(KinRound& r, const Arrival& arrival, int64_t quorum) const {
+  RowsOutcome fill(KinRound& r, const Arrival& arrival, bool alone, int64_t quorum) const {
     const RowsOutcome outcome = std::tuple_cat(arrival.fill(r), std::tuple{allocate(models, ScalarType::Double, {})});
     r.weight = mutable_data<double>(std::get<3>(outcome));
+    r.alone = alone;
     r.quorum = quorum;
     r.n = last_updates.size(0);
     r.seen = mutable_data<bool>(seen);
@@ -71,8 +72,9 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
                      Tensor products, Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor clock,
                      Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor counts, double lr,
                      double quantile, double max_norm, bool filter, bool receive, bool store_all, bool hold,
-                     int64_t expiry, int64_t probation, int64_t quorum, int64_t span, int64_t known, double kin,
-                     double crowd, double turned, double least, double least_sum, double least_apart, double near) {
+                     int64_t expiry, int64_t probation, bool alone, int64_t quorum, int64_t span, int64_t known,
+                     double kin, double crowd, double turned, double least, double least_sum, double least_apart,
+                     double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, kinship, met, rounds, "kinship"};
@@ -95,11 +97,12 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
 
   const Device device(models);
   KinRound r{};
-  const RowsOutcome outcome = state.fill(r, arrival, quorum);
+  const RowsOutcome outcome = state.fill(r, arrival, alone, quorum);
   settings.fill(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.presence = presence.view();
+  if (alone) r.presence.free = kFreeAlone;
   r.centre = mutable_data<double>(centre);
   device.kin_step(r, models);
   return outcome;

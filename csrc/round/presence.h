@@ -10,16 +10,18 @@
 namespace secureafl::SECUREAFL_KIND {
 
 constexpr int64_t kStall = 16;         // STALL of presence.py
-constexpr int64_t kFree = 3;           // FREE of presence.py
+constexpr int64_t kFree = 3;           // FREE["all"] of presence.py
+constexpr int64_t kFreeAlone = 1;      // FREE["received"]
 constexpr double kAhead = 1.5;         // AHEAD of presence.py
 constexpr int64_t kGone = -1;          // GONE of config.py
 constexpr int64_t kNever = INT64_MAX;  // NEVER of presence.py
 
 struct Presence {
   int64_t expiry, probation;
-  int64_t* clock;       // (3): the epoch, stored uploads in it, whether probation applies
-  int64_t* last_epoch;  // (n): epoch of the last stored upload of each client, or kGone
-  int64_t* uploads;     // (n, 2): stored uploads of each client, and those of them in its last epoch
+  int64_t* clock;        // (3): the epoch, stored uploads in it, whether probation applies
+  int64_t* last_epoch;   // (n): epoch of the last stored upload of each client, or kGone
+  int64_t* uploads;      // (n, 2): stored uploads of each client, and those of them in its last epoch
+  int64_t free = kFree;  // uploads of a client in an epoch that everybody keeps up with
 
   // seen: whether the client has a history
   SECUREAFL_FN bool live(bool seen, int64_t k) const {
@@ -29,6 +31,11 @@ struct Presence {
   SECUREAFL_FN bool past_probation(int64_t k) const { return uploads[2 * k] >= probation; }
   SECUREAFL_FN bool counts(bool seen, int64_t k) const { return live(seen, k) && (past_probation(k) || clock[2] == 0); }
   SECUREAFL_FN int64_t in_this_epoch(int64_t k) const { return last_epoch[k] == clock[0] ? uploads[2 * k + 1] : 0; }
+
+  // True if a client with this many uploads in the epoch keeps up with one that has `other` many.
+  SECUREAFL_FN bool keeps_up(int64_t count, int64_t other) const {
+    return kAhead * static_cast<double>(count) >= static_cast<double>(other) - static_cast<double>(free);
+  }
 };
 
 // Counts of clients, all of them and those that are past their probation: two in an integer, so that sums over threads
@@ -46,11 +53,6 @@ struct Census {
   int64_t live, current, keeping;
 };
 
-// True if a client with this many uploads in the epoch keeps up with one that has `other` many.
-SECUREAFL_FN bool keeps_up(int64_t uploads, int64_t other) {
-  return kAhead * static_cast<double>(uploads) >= static_cast<double>(other) - kFree;
-}
-
 SECUREAFL_FN int64_t plus_one(int64_t value) { return static_cast<int64_t>(static_cast<uint64_t>(value) + 1); }
 
 // Contribution of this thread to the census of all clients but the arriving one.
@@ -64,7 +66,7 @@ SECUREAFL_FN Census census_of_others(const Team& team, const Presence& p, const 
     const int64_t one = counted(p.past_probation(k)), uploads = p.in_this_epoch(k);
     sum.live += one;
     sum.current += p.last_epoch[k] == p.clock[0] ? one : 0;
-    sum.keeping += keeps_up(uploads, own) ? one : 0;
+    sum.keeping += p.keeps_up(uploads, own) ? one : 0;
   }
   return sum;
 }
@@ -83,8 +85,8 @@ SECUREAFL_FN double count_upload(const Presence& p, int64_t client, const Census
   if (ends) p.clock[0] = plus_one(p.clock[0]);
   p.clock[1] = ends ? 0 : rounds;
   p.clock[2] = applies;
-  if (p.expiry == kNever || own <= kFree || 2 * keeping >= count) return 1;
-  const double share = kFree / static_cast<double>(own), square = share * share;
+  if (p.expiry == kNever || own <= p.free || 2 * keeping >= count) return 1;
+  const double share = static_cast<double>(p.free) / static_cast<double>(own), square = share * share;
   return square * square;
 }
 

@@ -13,10 +13,11 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
                          Tensor products, Tensor similarity, Tensor met, Tensor basis, Tensor shift, Tensor rounds,
                          Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
                          Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
-                         bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
-                         int64_t every, double cut, double crowd, double crowd_least, double odd, double odd_least,
-                         double kin, double short_square, double few_kin, double short_level, double fade, double again,
-                         double most, double group, double group_spreads, double group_end, double group_left) {
+                         bool store_all, bool hold, int64_t expiry, int64_t probation, bool alone, int64_t quorum,
+                         int64_t span, int64_t every, double cut, double crowd, double crowd_least, double odd,
+                         double odd_least, double kin, double short_square, double few_kin, double short_level,
+                         double fade, double again, double most, double group, double group_spreads, double group_end,
+                         double group_left) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, similarity, met, rounds, "similarity"};
@@ -41,10 +42,11 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
 
   const Device device(models);
   KinRound r{};
-  const RowsOutcome outcome = state.fill(r, arrival, quorum);
+  const RowsOutcome outcome = state.fill(r, arrival, alone, quorum);
   settings.fill(r);
   r.bounds.span = static_cast<double>(span);  // the others are kinship's; every client that counts is known
   r.presence = presence.view();
+  if (alone) r.presence.free = kFreeAlone;
   r.shift = data<double>(shift);
   const SupportBounds bounds{cut,         crowd, crowd_least, odd,  odd_least, kin,           short_square, few_kin,
                              short_level, fade,  again,       most, group,     group_spreads, group_end,    group_left};

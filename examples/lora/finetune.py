@@ -25,7 +25,15 @@ CLIENTS = 10
 LR, MAX_STALENESS = 0.1, 50
 # README's recommended rule. max_norm, which clips first uploads, is about the norm of an honest gradient.
 DEFENDED = Config(
-    LR, rule="support", memory=0, quantile=0.95, expiry=4, quorum=0.65, max_norm=0.5, max_staleness=MAX_STALENESS
+    LR,
+    rule="support",
+    memory=0,
+    quantile=0.95,
+    expiry=4,
+    quorum=0.65,
+    step="received",
+    max_norm=0.5,
+    max_staleness=MAX_STALENESS,
 )
 # Plain asynchronous SGD: every upload is a step.
 UNDEFENDED = Config(

@@ -47,7 +47,8 @@ static void read_rest(Reader& tensor, const int64_t* whole, const double* real, 
   tensor(r.weight);
   r.n = whole[0], r.d = whole[1], r.lists = whole[2], r.room = whole[3];
   r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];
-  r.presence.expiry = whole[8], r.presence.probation = whole[9], r.quorum = whole[10];
+  r.presence.expiry = whole[8], r.presence.probation = whole[9], r.alone = whole[10], r.quorum = whole[11];
+  if (r.alone) r.presence.free = kFreeAlone;
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
 }
 

@@ -28,7 +28,8 @@ class FusedRows(Composed):
         past = h.last_updates, h.last_models, h.seen, rows.products, *rows.similarity.tensors().values(), rows.rounds
         self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
-        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, *self._bounds(rows.every)
+        steps = c.step == "received", self.quorum
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), *steps, *self._bounds(rows.every)
 
     def _bounds(self, every: int) -> tuple[float, ...]:
         """The op's last arguments. every: rounds between two refreshes"""

@@ -9,9 +9,9 @@ thirds of the clients that count have uploaded in it. So fewer than that cannot 
 Only a stored upload moves the clock: a rejected one ages nobody.
 
 A step leads along everybody's remembered updates. Clients that upload often would choose how many steps are made along
-the others' old ones. So a step is full only if half of the clients that count keep up with its client in this epoch.
-Otherwise the steps of a client shrink, to a sum of about 4 in an epoch. If many clients fall silent, the others keep up
-with each other, and their steps stay full.
+the others' old ones; with step="received" they would even choose the way. So a step is full only if half of the clients
+that count keep up with its client in this epoch. Otherwise the steps of a client shrink, to a sum of about FREE + 1 in
+an epoch. If many clients fall silent, the others keep up with each other, and their steps stay full.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,10 @@ from torch import Tensor
 from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
-FREE = 3  # uploads of a client in an epoch that everybody keeps up with
-AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + FREE
+# Uploads of a client in an epoch that everybody keeps up with, by the setting `step`. With step="received" every upload
+# pulls its own way, so there are fewer. Clients that upload at random lose steps by it: 1 % with 3, 24 % with 1.
+FREE = {"all": 3, "received": 1}
+AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + the free ones
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
@@ -40,6 +42,7 @@ class Presence:
 
     def __init__(self, config: Config, clients: int, device: torch.device):
         self.expiry, self.probation = settings_of(config)
+        self.free = FREE[config.step]
         self.clock = torch.zeros(3, dtype=torch.int64, device=device)
         self.last_epoch = torch.zeros(clients, dtype=torch.int64, device=device)
         self.uploads = torch.zeros(clients, 2, dtype=torch.int64, device=device)
@@ -64,14 +67,14 @@ class Presence:
         self.last_epoch.index_copy_(0, client, torch.where(stored, epoch, before))
         live = self.live(seen.index_fill(0, client, True))
         current, past = live & (self.last_epoch == epoch), self.uploads[:, 0] >= self.probation
-        keeping = live & (AHEAD * recent >= own - FREE)
+        keeping = live & (AHEAD * recent >= own - self.free)
         applies = 4 * (live & past).sum() >= 3 * live.sum()
         counted, done, near = (torch.where(applies, (k & past).sum(), k.sum()) for k in (live, current, keeping))
         ends = (3 * done >= 2 * counted) | (rounds + 1 >= STALL * counted)
-        full = (own <= FREE) | (2 * near >= counted) | (~stored if self.expiry != NEVER else True)
+        full = (own <= self.free) | (2 * near >= counted) | (~stored if self.expiry != NEVER else True)
         after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
         self.clock.copy_(torch.where(stored, after, self.clock))
-        return torch.where(full, 1.0, (FREE / own.double()) ** 4)
+        return torch.where(full, 1.0, (self.free / own.double()) ** 4)
 
     def live(self, seen: Tensor) -> Tensor:
         """(n) bool: clients of `seen` (n) that have uploaded within the last `expiry` epochs."""

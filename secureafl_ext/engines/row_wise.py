@@ -106,7 +106,8 @@ class RowWise:
         if clip is not None:
             weights *= clip
         own, others = weights.index_select(0, client), weights.index_fill(0, client, 0)
-        direction = others @ rows + own * update
+        alone = self.config.step == "received"
+        direction = own * mask.sum() * update if alone else others @ rows + own * update
         if of_centre is not None:
             direction += of_centre.to(rows.dtype) * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))

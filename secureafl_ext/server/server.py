@@ -52,6 +52,7 @@ class SecureAFL(CheckpointedServer):
         factors: str = "per_client",
         window: int | None = None,
         on_reject: str = "hold",
+        step: str = "all",
         spacing: int = 0,
         history_dtype: torch.dtype = torch.float32,
         filter: bool = True,

@@ -12,7 +12,7 @@ from secureafl_ext import report
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import commands, lists, main, names
 from secureafl_ext.defenses import DEFENSES
-from secureafl_ext.defenses.tuned import TUNED, TUNED_FASHION_MNIST, tuned_options
+from secureafl_ext.defenses.tuned import TUNED, TUNED_FASHION_MNIST, TUNED_RESNET, tuned_options
 from secureafl_ext.sim import options, results
 from secureafl_ext.sim.settings import CHOICES, Settings, UndefinedError, recorded
 from secureafl_ext.tasks import datasets
@@ -125,6 +125,9 @@ def test_tuned_options_exist_for_data_sets_that_they_fit():
         assert options_.keys() <= DEFENSES[name].settings.keys() and name not in TUNED
         assert tuned_options(name, "fashion-mnist") == options_
         assert tuned_options(name, "cifar10") == tuned_options(name, datasets.DEFAULT) == {}
+    for name, options_ in TUNED_RESNET.items():
+        assert options_.keys() <= DEFENSES[name].settings.keys() and name not in TUNED
+        assert tuned_options(name, "cifar100") == options_ and tuned_options(name, "fashion-mnist") == {}
     assert tuned_options("aflguard", datasets.DEFAULT) == TUNED["aflguard"]
     assert tuned_options("sageflow", datasets.DEFAULT) == {}, "its warm-up is longer than a run"
 

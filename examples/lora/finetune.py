@@ -23,7 +23,8 @@ from secureafl_ext.config import Config
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 10
 LR, MAX_STALENESS = 0.1, 50
-# README's recommended rule. max_norm, which clips first uploads, is about the norm of an honest gradient.
+# README's recommended rule, with steps along the received update as for all deep nets. max_norm, which clips first
+# uploads, is about the norm of an honest gradient.
 DEFENDED = Config(
     LR,
     rule="support",

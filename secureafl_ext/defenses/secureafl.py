@@ -51,7 +51,6 @@ VARIANTS = {
         # uploads must not be theirs alone.
         expiry=4,
         quorum=0.65,
-        step="received",
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),
     "secureafl-ii": variant("Variant II: no estimates", estimate=False),

@@ -11,8 +11,7 @@
 // secureafl_ext/rules/kinship.py, support.py). Three steps that both devices share:
 //   sums     over d: products of the update with every last update, and the sums of the judge
 //   choose   on n and n x n numbers: the verdict, the updated mean similarities, the chosen clients, their weights
-//   step     over d: the weighted sum of the chosen rows, or the update alone; the next model, the new row of the
-//   client
+//   step     over d: the weighted sum of the chosen rows, or the update alone; the next model, the client's new row
 
 namespace secureafl::SECUREAFL_KIND {
 

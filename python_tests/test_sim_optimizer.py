@@ -56,10 +56,13 @@ def test_a_model_stays_finite_whatever_the_defense_does():
         model = after
 
 
-@pytest.mark.parametrize("defense", ["async-sgd", "secureafl", "secureafl-support", "basgd"])
-def test_every_defense_trains_with_it(defense):
-    base = Settings(rounds=200, evaluations=2, defense=defense, device="cpu")
-    rounds = Rounds(Settings(**{**vars(base), "optimizer": "adam", "lr": 0.003}).resolve())
+@pytest.mark.parametrize(
+    ("defense", "options"),
+    [("async-sgd", {}), ("secureafl", {}), ("secureafl-support", {"step": "received"}), ("basgd", {})],
+)
+def test_every_defense_trains_with_it(defense, options):
+    how = {"optimizer": "adam", "lr": 0.003, "defense": defense, "defense_options": options}
+    rounds = Rounds(Settings(rounds=200, evaluations=2, **how, device="cpu").resolve())
     start = rounds.server.model.clone()
     rounds.advance(100)
     assert torch.equal(rounds.past[100 % len(rounds.past)], rounds.server.model)

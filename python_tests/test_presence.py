@@ -295,6 +295,36 @@ def test_a_state_of_an_earlier_version_loads(engine, device):
     assert other.state_dict()["uploads"].tolist() == [[3, 0]] * 3 + [[0, 0]] * 2
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_without_the_uploads_of_an_epoch_loads(engine, device):
+    server, other = make(engine, device), make(engine, device)
+    for i in range(20):
+        server.submit(i % 3, torch.full_like(server.model, float(i)), server.version)
+    state = server.state_dict()
+    other.load_state_dict({**state, "uploads": state["uploads"][:, 0].clone()})
+    loaded = other.state_dict()
+    assert torch.equal(loaded["uploads"][:, 0], state["uploads"][:, 0]) and not loaded["uploads"][:, 1].any()
+    assert torch.equal(other.present, server.present)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("forged", [0, 1])
+def test_forged_uploads_of_an_epoch_last_no_longer_than_it(engine, forged, device):
+    """Client 0 uploads. If its own count is forged, its step is small; if that of another, no step is longer."""
+    server = make(engine, device, filter=False, store="accepted", receive=True)
+    ones = torch.ones(7).to(server.model)
+    begin_epoch(server, ones)
+    (full,) = steps_of(server, [0], ones)
+    steps_of(server, [1], ones)  # both have uploaded in this epoch
+    state = server.state_dict()
+    state["uploads"][forged, 1] = 10**9
+    server.load_state_dict(state)
+    (step,) = steps_of(server, [0], ones)
+    assert step < 1e-6 if forged == 0 else step <= full * (1 + 1e-3)
+    begin_epoch(server, ones)
+    assert steps_of(server, [0], ones) == pytest.approx([full], rel=1e-3)
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, "12", True])
 def test_bad_settings_are_refused(value):
     with pytest.raises(ValueError, match="SecureAFL: expiry must be None or a whole number, 1 or more, got"):

@@ -186,9 +186,10 @@ class Config:
         need(self.estimate or self.receive, "receive", "true when estimate is false")
         # A step that is undone does not fit the products that the corrections carry from round to round.
         need(not self.quorum or not self.memory, "quorum", f"0 with memory={self.memory}")
-        weighs = self.rule in ("kinship", "support") and self.estimate and self.receive
+        averaged = ("kinship", "support")  # rules that weigh clients by averages over many rounds
+        weighs = self.rule in averaged and self.estimate and self.receive
         need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
-        without_buckets = ("median", "trimmed_mean", "kinship", "support")
+        without_buckets = ("median", "trimmed_mean", *averaged)
         need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
 
     @classmethod

@@ -11,7 +11,7 @@ Only a stored upload moves the clock: a rejected one ages nobody.
 A step leads along everybody's remembered updates. Clients that upload often would choose how many steps are made along
 the others' old ones; with step="received" they would even choose the way. So a step is full only if half of the clients
 that count keep up with its client in this epoch. Otherwise the steps of a client shrink, to a sum of about FREE + 1 in
-an epoch. If many clients fall silent, the others keep up with each other, and their steps stay full.
+an epoch. If fewer than half of the clients fall silent, the others keep up with each other, and most steps stay full.
 """
 
 from collections.abc import Iterable

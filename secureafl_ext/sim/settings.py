@@ -29,12 +29,20 @@ OPTIMIZERS = {
 # How models train. "augmented" is for CIFAR and Tiny-ImageNet, where the paper's settings do not train to the end.
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
-        **{"optimizer": "sgd", "lr": 0.01, "decay": 0.0, "schedule": "constant"},
-        **{"augment": False, "calibrate": False},
+        "optimizer": "sgd",
+        "lr": 0.01,
+        "decay": 0.0,
+        "schedule": "constant",
+        "augment": False,
+        "calibrate": False,
     },
     "augmented": {
-        **{"optimizer": "adam", "lr": 0.0015, "decay": 0.1, "schedule": "cosine"},
-        **{"augment": True, "calibrate": True},
+        "optimizer": "adam",
+        "lr": 0.0015,
+        "decay": 0.1,
+        "schedule": "cosine",
+        "augment": True,
+        "calibrate": True,
     },
 }
 PARTITIONS = {

@@ -102,7 +102,8 @@ class Before:
         clock = slow.clock
         clock.epoch, clock.rounds, clock.applies = a["clock"].astype(int)
         clock.last = np.where(self.seen, a["last_epoch"], np.nan)
-        clock.uploads, clock.recent = a["uploads"].T.astype(int)
+        clock.uploads, clock.recent, often = a["uploads"].T.astype(int)
+        clock.often = often.tolist()
         clock.gone = a["last_epoch"] < 0
         if kind is SlowSupport:
             slow.shift = a["shift"]

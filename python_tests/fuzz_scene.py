@@ -69,7 +69,7 @@ def presence(dice: Dice, n: int, seen: Tensor) -> dict[str, Tensor]:
     """The clock, and uploads of clients that are live, expired, on probation or gone."""
     epoch = dice.randrange(20)
     last = torch.from_numpy(dice.numbers.integers(-1, epoch + 1, n))
-    uploads = torch.from_numpy(dice.numbers.integers(0, 9, (n, 2)))
+    uploads = torch.from_numpy(dice.numbers.integers(0, (9, 9, 9_000), (n, 3)))
     clock = torch.tensor([epoch, dice.randrange(40), dice.randrange(2)])
     return {"clock": clock, "last_epoch": last * seen, "uploads": uploads * seen[:, None]}
 

@@ -80,7 +80,7 @@ def test_a_newcomer_on_probation_moves_nothing(rule, device):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_who_uploads_without_a_pause_hardly_moves_more(rule, device):
-    """Its steps within an epoch add up to about one. With expiry=None every one is full."""
+    """Its steps within an epoch add up to about two. With expiry=None every one is full."""
     pulled = {}
     for expiry in (8, None):
         server = make(rule, device, expiry=expiry, probation=0)
@@ -90,7 +90,7 @@ def test_who_uploads_without_a_pause_hardly_moves_more(rule, device):
         for _ in range(30):
             moved(server, 0, unit(0))
         pulled[expiry] = float((start - server.model).norm())
-    assert pulled[8] < 0.1 * 2.2 and pulled[None] > 0.1 * 20
+    assert pulled[8] < 0.1 * 3.5 and pulled[None] > 0.1 * 20
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,14 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   int64_t rows = 0;  // of clients but this one
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) rows += r.seen[k] && k != before.client;
-  const Census others = census_of_others(team, r.presence, r.seen, n, before.client);
-  int64_t total[] = {part.below, part.all, others.live, others.current, others.keeping, rows};
-  totals(team, total, table);
+  Census others = census_of_others(team, r.presence, r.seen, n, before.client);
+  int64_t sums_of[] = {part.below, part.all, rows};
+  totals(team, sums_of, table);
+  team.sync();  // the first thread has read the partial sums
+  totals(team, others.of, table);
   if (team.rank() == 0) {
-    Verdict verdict = decide(r, before, judged, {total[0], total[1]}, {total[2], total[3], total[4]});
-    verdict.steps &= total[5] + (before.known || verdict.stored) >= r.quorum;
+    Verdict verdict = decide(r, before, judged, {sums_of[0], sums_of[1]}, others);
+    verdict.steps &= sums_of[2] + (before.known || verdict.stored) >= r.quorum;
     out->verdict = verdict;
     ++*r.rounds;
   }

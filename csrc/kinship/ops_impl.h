@@ -101,8 +101,7 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
   settings.fill(r);
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
-  r.presence = presence.view();
-  if (alone) r.presence.free = kFreeAlone;
+  r.presence = presence.view(alone);
   r.centre = mutable_data<double>(centre);
   device.kin_step(r, models);
   return outcome;

@@ -10,7 +10,7 @@ namespace secureafl::SECUREAFL_KIND {
 
 // Scratch memory of `choose`; shared memory on a GPU.
 struct Table {
-  static constexpr int kParts = 32, kTotals = 6, kFound = 9;
+  static constexpr int kParts = 32, kTotals = 9, kFound = 9;
   double* norms;            // (n): norms of the rows of this round
   double* lengths;          // (n): norms of the last updates, later of the mean updates
   double* values;           // (n): input of a median; later products with the sum of the kept clients

@@ -64,7 +64,7 @@ struct PresenceState {
   void check(const Check& check, int64_t n) const {
     check.state("clock", clock, ScalarType::Long, "(3,)", {3});
     check.state("last_epoch", last_epoch, ScalarType::Long, "(n,)", {n});
-    check.state("uploads", uploads, ScalarType::Long, "(n, 2)", {n, 2});
+    check.state("uploads", uploads, ScalarType::Long, "(n, 3)", {n, 3});
     check.within("expiry must lie in", expiry, 1, INT64_MAX);
     check.within("probation must lie in", probation, 0, INT64_MAX);
     if constexpr (Device::kHostReads) {
@@ -73,8 +73,8 @@ struct PresenceState {
       check.within("the last value of clock must lie in", now[2], 0, 1);
       for (int64_t k = 0; k < n; ++k) {
         check.within("last_epoch must lie in", data<int64_t>(last_epoch)[k], kGone, now[0]);
-        for (int i = 0; i < 2; ++i) {
-          check.within("uploads must lie in", data<int64_t>(uploads)[2 * k + i], 0, INT64_MAX - 1);
+        for (int i = 0; i < 3; ++i) {
+          check.within("uploads must lie in", data<int64_t>(uploads)[3 * k + i], 0, INT64_MAX - 1);
         }
       }
     }
@@ -85,9 +85,14 @@ struct PresenceState {
                                span_of("uploads", uploads, true)});
   }
 
-  Presence view() const {
-    return {expiry, probation, mutable_data<int64_t>(clock), mutable_data<int64_t>(last_epoch),
-            mutable_data<int64_t>(uploads)};
+  // alone: steps are along the received update alone
+  Presence view(bool alone) const {
+    return {expiry,
+            probation,
+            mutable_data<int64_t>(clock),
+            mutable_data<int64_t>(last_epoch),
+            mutable_data<int64_t>(uploads),
+            alone ? kFreeAlone : kFree};
   }
 };
 

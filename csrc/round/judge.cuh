@@ -39,10 +39,12 @@ struct JudgeTeam {
 // The verdict, from the contributions of all threads to the tally and to the census of the other clients.
 __device__ inline void decide_as_block(const Round& r, const ClientState& before, const double* sums,
                                        const Tally& tally, const Census& others, Verdict* verdict) {
-  int64_t total[] = {tally.below, tally.all, others.live, others.current, others.keeping};
-  block_totals(total);
+  int64_t both[] = {tally.below, tally.all};
+  Census all = others;
+  block_totals(both);
+  block_totals(all.of);
   if (threadIdx.x != 0) return;
-  *verdict = decide(r, before, sums, {total[0], total[1]}, {total[2], total[3], total[4]});
+  *verdict = decide(r, before, sums, {both[0], both[1]}, all);
 }
 
 // Run by the last block: adds up the sums of all blocks, in order, and decides.

@@ -90,7 +90,7 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   r.previous = data<float>(models) + (now_row + models.size(0) - 1) % models.size(0) * d;
   r.backwards = now_row % 2 == 1;
   clients.fill(n, m, r);
-  r.presence = presence.view();
+  r.presence = presence.view(/*alone=*/false);
   r.tiles = tiles;
   r.columns = columns;
   r.half = half;

@@ -45,8 +45,7 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
   const RowsOutcome outcome = state.fill(r, arrival, alone, quorum);
   settings.fill(r);
   r.bounds.span = static_cast<double>(span);  // the others are kinship's; every client that counts is known
-  r.presence = presence.view();
-  if (alone) r.presence.free = kFreeAlone;
+  r.presence = presence.view(alone);
   r.shift = data<double>(shift);
   const SupportBounds bounds{cut,         crowd, crowd_least, odd,  odd_least, kin,           short_square, few_kin,
                              short_level, fade,  again,       most, group,     group_spreads, group_end,    group_left};

@@ -65,7 +65,7 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "turns": Entry((n,), i64, *count),
         "clock": Entry((3,), i64, "0 or more, and 0 or 1 at the end", lambda t: count[1](t) and int(t[2]) <= 1),
         "last_epoch": Entry((n,), i64, "-1 or more", _within(GONE, MOST)),
-        "uploads": Entry((n, 2), i64, *count),
+        "uploads": Entry((n, 3), i64, *count),
     }
     if config.row_wise:
         entries |= {
@@ -181,13 +181,14 @@ def _upgraded(
 def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
     """A state of an earlier version: all its clients have just uploaded, and are past their probation."""
     seen, uploads = state.get("seen"), state.get("uploads")
-    if isinstance(uploads, Tensor) and uploads.shape == (clients,):  # without those in each client's last epoch
-        return {**state, "uploads": torch.stack([uploads, torch.zeros_like(uploads)], 1)}
+    if isinstance(uploads, Tensor) and uploads.shape in ((clients,), (clients, 2)):  # without the recent ones
+        columns = uploads.reshape(clients, -1)
+        return {**state, "uploads": torch.nn.functional.pad(columns, (0, 3 - columns.shape[1]))}
     if any(name in state for name in PRESENCE) or not isinstance(seen, Tensor) or seen.shape != (clients,):
         return state
     past, zeros = seen.bool().long() * config.probation, torch.zeros_like(seen, dtype=torch.int64)
     clock = torch.zeros(3, dtype=torch.int64, device=seen.device)
-    return {**state, "clock": clock, "last_epoch": zeros, "uploads": torch.stack([past, zeros], 1)}
+    return {**state, "clock": clock, "last_epoch": zeros, "uploads": torch.stack([past, zeros, zeros], 1)}
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:

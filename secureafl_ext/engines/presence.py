@@ -12,6 +12,9 @@ A step leads along everybody's remembered updates. Clients that upload often wou
 the others' old ones; with step="received" they would even choose the way. So a step is full only if half of the clients
 that count keep up with its client in this epoch. Otherwise the steps of a client shrink, to a sum of about FREE + 1 in
 an epoch. If fewer than half of the clients fall silent, the others keep up with each other, and most steps stay full.
+
+Over several epochs a client that uploads more than 1.5 times as often as the median client has smaller steps too: a
+quarter, above 3 times a sixteenth, and so on. Then they add up to less than those of others: flooding gains nothing.
 """
 
 from collections.abc import Iterable
@@ -23,17 +26,20 @@ from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
 # Uploads of a client in an epoch that everybody keeps up with, by the setting `step`. With step="received" every upload
-# pulls its own way, so there are fewer. Clients that upload at random lose steps by it: 1 % with 3, 24 % with 1.
-FREE = {"all": 3, "received": 1}
+# pulls its own way, so there are fewer. Clients that upload at random lose steps by it: 1 % with 3, 5 % with 2.
+FREE = {"all": 3, "received": 2}
 AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + the free ones
+UPLOAD, MOST_RECENT = 1024, 2**40  # one upload among the recent ones; the largest number of these, from a file
+FADED = 64  # older uploads are not recent
+LEVELS = 6  # powers of two by which clients may upload more often than the median client
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
 class Presence:
     """clock: (3) int64: the epoch, stored uploads in it, and whether probation applies (0 or 1)
     last_epoch: (n) int64, the epoch of each client's last stored upload; GONE if it left since
-    uploads: (n, 2) int64, stored uploads of each client since its first contact, or since it left; and those of them in
-    its last epoch
+    uploads: (n, 3) int64, stored uploads of each client since its first contact, or since it left; those of them in its
+    last epoch; and its recent ones in units of 1 / UPLOAD, as of its last epoch: they fade by an eighth per epoch
 
     Probation applies while at least three quarters of the live clients are past it. Otherwise a new server would learn
     nothing, and clients that upload often would be the only ones that count until the others have uploaded as often. A
@@ -45,7 +51,7 @@ class Presence:
         self.free = FREE[config.step]
         self.clock = torch.zeros(3, dtype=torch.int64, device=device)
         self.last_epoch = torch.zeros(clients, dtype=torch.int64, device=device)
-        self.uploads = torch.zeros(clients, 2, dtype=torch.int64, device=device)
+        self.uploads = torch.zeros(clients, 3, dtype=torch.int64, device=device)
 
     def tensors(self, clients: int | None = None) -> dict[str, Tensor]:
         """In the order of the ops' arguments; of the first `clients` clients."""
@@ -60,8 +66,11 @@ class Presence:
         recent = torch.where(self.last_epoch == epoch, self.uploads[:, 1], 0)  # (n), in this epoch
         own = recent.index_select(0, client)[0] + 1
         recent = recent.index_copy(0, client, own[None])
-        before = self.uploads.index_select(0, client)  # (1, 2)
-        after = torch.stack([before[0, 0] + 1, own])[None]
+        often = self._recent()  # (n)
+        own_often = often.index_select(0, client)[0] + UPLOAD
+        often = often.index_copy(0, client, own_often[None])
+        before = self.uploads.index_select(0, client)  # (1, 3)
+        after = torch.stack([before[0, 0] + 1, own, own_often])[None]
         self.uploads.index_copy_(0, client, torch.where(stored, after, before))
         before = self.last_epoch.index_select(0, client)
         self.last_epoch.index_copy_(0, client, torch.where(stored, epoch, before))
@@ -74,7 +83,22 @@ class Presence:
         full = (own <= self.free) | (2 * near >= counted) | (~stored if self.expiry != NEVER else True)
         after = torch.stack([epoch + ends, torch.where(ends, 0, rounds + 1), applies.long()])
         self.clock.copy_(torch.where(stored, after, self.clock))
-        return torch.where(full, 1.0, (self.free / own.double()) ** 4)
+        pace = torch.where(full, 1.0, (self.free / own.double()) ** 4)
+        if self.expiry == NEVER:
+            return pace
+        levels = torch.arange(LEVELS, device=often.device)
+        near = live & (3 * (often + UPLOAD) << levels[:, None] >= 2 * own_often)  # (LEVELS, n)
+        near = torch.where(applies, (near & past).sum(1), near.sum(1))
+        above = (2 * near < counted).sum()  # of the levels: each has more clients than the one before
+        return torch.where(stored, torch.minimum(pace, 0.25 ** above.double()), pace)
+
+    def _recent(self) -> Tensor:
+        """(n): the recent uploads of each client as of now."""
+        left = self.uploads[:, 2].clamp(0, MOST_RECENT)
+        age, oldest = self.clock[0] - self.last_epoch, min(self.expiry, FADED)
+        for epochs in range(oldest):
+            left = torch.where(age > epochs, left - (left + 7) // 8, left)
+        return torch.where((self.last_epoch == GONE) | (age > oldest), 0, left)
 
     def live(self, seen: Tensor) -> Tensor:
         """(n) bool: clients of `seen` (n) that have uploaded within the last `expiry` epochs."""

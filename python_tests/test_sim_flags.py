@@ -30,6 +30,7 @@ OTHER = {
     "optimizer": "adam",
     "lr": 0.5,
     "decay": 0.25,
+    "clip": 0.75,
     "augment": True,
     "schedule": "cosine",
     "calibrate": True,

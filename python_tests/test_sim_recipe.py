@@ -97,10 +97,10 @@ def test_calibration_trains_very_different_clients_better():
 
 def test_a_recipe_sets_what_is_not_given():
     cifar = Settings(dataset="cifar10", recipe="augmented").resolve()
-    assert (cifar.optimizer, cifar.lr, cifar.decay) == ("adam", 0.0015, 0.1)
+    assert (cifar.optimizer, cifar.lr, cifar.decay, cifar.clip) == ("adam", 1.5, 1e-4, 0.3)
     assert (cifar.schedule, cifar.augment, cifar.calibrate) == ("cosine", True, True)
     paper = Settings(dataset="cifar10").resolve()
-    assert (paper.optimizer, paper.decay) == ("sgd", 0)
+    assert (paper.optimizer, paper.decay, paper.clip) == ("sgd", 0, 0)
     assert (paper.lr, paper.schedule, paper.augment, paper.calibrate) == (0.01, "constant", False, False)
     one = Settings(dataset="cifar10", recipe="augmented", lr=0.3, augment=False).resolve()
     assert (one.lr, one.schedule, one.augment) == (0.3, "cosine", False)
@@ -126,6 +126,7 @@ def test_a_record_from_before_there_were_recipes_is_found(tmp_path):
         ({"schedule": "linear"}, "unknown schedule 'linear'; choose from constant, cosine"),
         ({"optimizer": "adagrad"}, "unknown optimizer 'adagrad'; choose from sgd, adam"),
         ({"decay": -1.0}, "decay must be 0 or more, got -1.0"),
+        ({"clip": -1.0}, "clip must be 0 or more, got -1.0"),
         ({"decay": 0.1}, "decay must be 0 with optimizer 'sgd', got 0.1"),
         ({"optimizer": "adam", "lr": 0.0}, "lr must be above 0 with optimizer 'adam', got 0.0"),
         ({"dataset": "udacity", "augment": True}, "augment must be false for udacity"),

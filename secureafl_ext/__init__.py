@@ -8,12 +8,14 @@ import torch as _torch  # noqa: F401 - loads the libraries that _C and _sim link
 __path__ = extend_path(__path__, __name__)
 
 from . import _C  # importing it registers the ops
+from .config import RECOMMENDED
 from .engines.ranks import gather, shard
 from .layout import Layout
 from .ops import aggregate, estimate, lipschitz, median, trimmed_mean
 from .server.server import Receipt, SecureAFL
 
 __all__ = [
+    "RECOMMENDED",
     "Layout",
     "Receipt",
     "SecureAFL",

@@ -40,6 +40,17 @@ REASONS = (
     "rejected: not finite",
 )
 ACCEPTED, FIRST, STEEP, SAME_VERSION, NOT_FINITE = range(len(REASONS))
+# The rule that holds best against attackers who know it, with its settings: SecureAFL(model, clients, **RECOMMENDED).
+RECOMMENDED: dict[str, Any] = {
+    "rule": "support",
+    "step": "received",
+    "memory": 0,
+    "quantile": 0.95,
+    # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
+    # uploads must not be theirs alone.
+    "expiry": 4,
+    "quorum": 0.65,
+}
 GONE = -1  # epoch of the last upload of a client that left
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
 

@@ -17,25 +17,14 @@ import torch
 from lora import Transformer, add_adapters, bits_per_byte
 from torch import Tensor
 
-from secureafl_ext import Layout, SecureAFL
+from secureafl_ext import RECOMMENDED, Layout, SecureAFL
 from secureafl_ext.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 10
 LR, MAX_STALENESS = 0.1, 50
-# README's recommended rule, with steps along the received update as for all deep nets. max_norm, which clips first
-# uploads, is about the norm of an honest gradient.
-DEFENDED = Config(
-    LR,
-    rule="support",
-    memory=0,
-    quantile=0.95,
-    expiry=4,
-    quorum=0.65,
-    step="received",
-    max_norm=0.5,
-    max_staleness=MAX_STALENESS,
-)
+# max_norm, which clips first uploads, is about the norm of an honest gradient.
+DEFENDED = Config(LR, **RECOMMENDED, max_norm=0.5, max_staleness=MAX_STALENESS)
 # Plain asynchronous SGD: every upload is a step.
 UNDEFENDED = Config(
     LR, rule="mean", memory=0, filter=False, estimate=False, max_norm=math.inf, max_staleness=MAX_STALENESS

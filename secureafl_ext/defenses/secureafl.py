@@ -1,28 +1,30 @@
 """SecureAFL and the paper's variants of it as defenses: one server, other settings."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import torch
 
-from ..config import Config
+from ..config import RECOMMENDED, Config
 from ..plugins import optional_types
 from ..server.server import SecureAFL
 from .base import Server
 from .entry import Defense, Start
 
 
-def variant(about: str, **fixed: object) -> Defense:
-    """SecureAFL with these settings. The caller sets the others."""
+def variant(about: str, usual: Mapping[str, object] = MappingProxyType({}), **fixed: object) -> Defense:
+    """SecureAFL with these settings. The caller sets the others. usual: defaults of its own for some of those"""
 
     def build(start: Start) -> Server:
         exact = {"history_dtype": torch.float64} if start.model.dtype == torch.float64 else {}
         own = {"lr": start.lr, "max_staleness": start.max_staleness}
-        everything: dict[str, Any] = {**own, **exact, **start.settings, **fixed}
+        everything: dict[str, Any] = {**own, **exact, **usual, **start.settings, **fixed}
         return SecureAFL(start.model, start.clients, **everything)
 
     # A dtype, not its name: the command line does not offer it.
-    defaults = {field.name: field.default for field in fields(Config)} | {"history_dtype": torch.float32}
+    defaults = {field.name: field.default for field in fields(Config)} | {"history_dtype": torch.float32} | dict(usual)
     free = {name: value for name, value in defaults.items() if name not in {"lr", "max_staleness", *fixed}}
     return Defense(build, about, False, free, optional_types(get_type_hints(Config)))
 
@@ -44,13 +46,9 @@ VARIANTS = {
         memory=0,
     ),
     "secureafl-support": variant(
-        "the mean of all clients, without the directions that only a few of them support",
-        rule="support",
-        memory=0,
-        # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
-        # uploads must not be theirs alone.
-        expiry=4,
-        quorum=0.65,
+        "weighs clients by the directions that many of them support; steps along the received update",
+        {"step": RECOMMENDED["step"]},
+        **{name: RECOMMENDED[name] for name in ("rule", "memory", "expiry", "quorum")},
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),
     "secureafl-ii": variant("Variant II: no estimates", estimate=False),

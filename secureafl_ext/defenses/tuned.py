@@ -27,7 +27,6 @@ TUNED_FASHION_MNIST: dict[str, dict[str, object]] = {
 }
 # Chosen on CIFAR-10, for all data sets that train ResNet-20 on classes: remembered updates are too old for it.
 TUNED_RESNET: dict[str, dict[str, object]] = {
-    "secureafl-support": {"step": "received"},
     "secureafl-kin": {"step": "received"},
 }
 DATASETS = ("fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "udacity")

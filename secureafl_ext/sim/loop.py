@@ -59,6 +59,7 @@ class Rounds:
         self.server.reserve(settings.rounds)
         model = self.server.model
         self.adam = Adam(model, settings.lr, settings.decay) if settings.optimizer == "adam" else None
+        self.net.scale, self.net.clip = self.adam.scale if self.adam else None, settings.clip
         self.past = model.repeat(settings.delay + 1, 1)
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
         self.priors = federation.log_frequencies().to(settings.device) if settings.calibrate else None
@@ -109,7 +110,7 @@ class Rounds:
         if self.settings.schedule == "constant":
             return
         rate = self.settings.lr * (1 + math.cos(math.pi * progress)) / 2
-        if self.adam:  # the server's own rate stays: Adam divides its steps by their root mean square over many rounds
+        if self.adam:  # it changes the server's steps, so the server's own rate stays
             self.adam.rate.fill_(rate)
         else:
             self.server.lr = rate

@@ -1,36 +1,40 @@
-"""Adam as the server's optimizer, for all defenses alike: FedAdam (Reddi et al. 2021) without momentum.
+"""Adam for all defenses alike: gradients are scaled before the defense judges them.
 
-A defense moves the model by some step. Adam divides each coordinate of it by its root mean square over the rounds.
 Updates are up to `delay` versions old, and the coordinates with the largest curvature limit the step of plain SGD;
-divided by their size, they do not.
+divided by their usual size, they do not. Adam behind the defense does that too, but then it enlarges coordinates that
+the defense saw as small, and attackers hide there. So every gradient is scaled where it is computed: those of clients,
+of attackers, and of the server's own data.
 """
 
 import torch
 from torch import Tensor
 
 MEMORY = 0.999  # beta_2: the mean square is over about a thousand rounds
-SMALLEST = 1e-8  # epsilon
+# Coordinates of this usual size are halved, smaller ones hardly change. In Adam it is epsilon, in FedAdam (Reddi et al.
+# 2021) tau; there the rate is divided by it.
+USUAL = 1e-3
+START = 1e-2  # the usual size at first: steps are small until it fades, which is a warm-up
 
 
 class Adam:
-    """square: (d) running mean of the squared steps of the defense    missing: () weight in it of its start, zero
+    """scale: (d) factor of every gradient, in (0, 1)    square: (d) running mean of the squared directions
     rate: () learning rate of the next steps, on the device: a captured graph follows it
     """
 
     def __init__(self, model: Tensor, lr: float, decay: float):
-        self.decay, self.smallest = decay, lr * SMALLEST  # a step of the defense is lr times a direction
-        self.square = torch.zeros_like(model)
-        self.missing = torch.ones((), dtype=model.dtype, device=model.device)
-        self.rate = torch.full_like(self.missing, lr)
+        self.lr, self.decay = lr, decay
+        self.square = torch.full_like(model, START**2)
+        self.scale = torch.full_like(model, USUAL / (USUAL + START))
+        self.rate = torch.full((), lr, dtype=model.dtype, device=model.device)
 
     def step(self, before: Tensor, after: Tensor) -> None:
-        """Replace the model `after` a round by that of Adam's step from the model `before` it. (d) each. If the defense
-        did not move the model, nothing changes."""
+        """Replace the model `after` a round: the step from `before` has this round's rate, and weights decay. (d) each.
+        If the defense did not move the model, nothing changes."""
         moved = before - after
         steps = moved.any()
-        self.square.mul_(torch.where(steps, MEMORY, 1.0)).addcmul_(moved, moved, value=1 - MEMORY)
-        self.missing.mul_(torch.where(steps, MEMORY, 1.0))
-        size = self.square.sqrt().add_(self.smallest)
-        kept = before * (1 - self.rate * self.decay * steps)
-        stepped = kept.addcdiv_(moved.mul_(self.rate * (1 - self.missing).sqrt()), size, value=-1)
+        direction = moved / (self.lr * self.scale)  # as it was before it was scaled
+        square = self.square.lerp(direction.square(), (1 - MEMORY) * steps)
+        self.square.copy_(torch.where(square.isfinite(), square, self.square))
+        torch.div(USUAL, self.square.sqrt() + USUAL, out=self.scale)
+        stepped = before * (1 - self.rate * self.decay * steps) - moved * (self.rate / self.lr)
         torch.where(stepped.isfinite(), stepped, before, out=after)  # a coordinate that overflows keeps its value

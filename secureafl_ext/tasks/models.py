@@ -31,7 +31,11 @@ class Net:
 
     classes=0 is a regression: one output, mean squared error. No method waits for the device, so that all can be
     captured in a CUDA graph. A call changes the module for its duration: each thread needs a Net of its own.
+    scale: (d) factor of all gradients, or None    clip: norm that they are clipped to after that, or 0
     """
+
+    scale: Tensor | None = None
+    clip = 0.0
 
     def __init__(self, make: Callable[[], nn.Module], classes: int, fused: Fused | None = None):
         self.make, self.classes, self.fused = make, classes, fused
@@ -72,16 +76,23 @@ class Net:
 
     def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         if fused := self._fused_for(vector, len(x)):
-            return fused.gradients(vector.detach(), x[None], y[None])[0]
+            return self._scaled(fused.gradients(vector.detach(), x[None], y[None])[0])
         leaf = vector.detach().requires_grad_()
         with torch.enable_grad():
-            return torch.autograd.grad(self.loss(leaf, x, y), leaf)[0]
+            return self._scaled(torch.autograd.grad(self.loss(leaf, x, y), leaf)[0])
 
     def gradients(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(k, d): the gradients of k minibatches, x (k, B, C, H, W) and y (k, B), at one vector and in one call."""
         if fused := self._fused_for(vector, x.shape[1]):
-            return fused.gradients(vector.detach(), x, y)
-        return vmap(grad(self.loss), in_dims=(None, 0, 0))(vector.detach(), x, y)
+            return self._scaled(fused.gradients(vector.detach(), x, y))
+        return self._scaled(vmap(grad(self.loss), in_dims=(None, 0, 0))(vector.detach(), x, y))
+
+    def _scaled(self, gradients: Tensor) -> Tensor:
+        """(.., d): gradients (.., d) as clients send them."""
+        scaled = gradients if self.scale is None else gradients * self.scale
+        if not self.clip:
+            return scaled
+        return scaled * (self.clip / scaled.norm(dim=-1, keepdim=True)).clamp(max=1)  # of a zero: inf, clamped to 1
 
     def _apply(self, vector: Tensor, x: Tensor) -> Tensor:
         return self._shaped(functional_call(self.module, self.views(vector), (x,)))

@@ -49,6 +49,14 @@ def test_ops_leaves_a_table_rows_and_a_picture(tmp_path):
     assert {"torch.median", "torch.kthvalue", "torch.sort", "torch.quantile", "np.median"} < medians
 
 
+def test_fleet_compares_sketches_with_whole_updates():
+    arguments = ["--device", "cpu", "--sizes", "500", "--clients", "5", "70", "--sketch", "64", "--repeats", "3"]
+    done = subprocess.run([sys.executable, BENCH / "fleet.py", *arguments], check=True, capture_output=True, text=True)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [(row[0], row[2]) for row in rows] == [(n, what) for n in ("5", "70") for what in ("all", "64 numbers")]
+    assert all(float(row[3]) > 0 and float(row[6]) > 0 for row in rows)
+
+
 def test_equal_work_compares_each_rule_with_its_twin(tmp_path):
     text, rows = run("equal_work", tmp_path)
     assert "python bench/equal_work.py" in text and "2 at a time" in text

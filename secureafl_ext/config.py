@@ -1,6 +1,7 @@
 """Config: the settings of a server, described here and nowhere else. REASONS: the verdicts of a receipt."""
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -96,6 +97,10 @@ CHECKS = {
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
     "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
+    "sketch": Check(whole, "0, or a whole number 64 to 65536", lambda value: value == 0 or 64 <= value <= 65536),
+    "sketch_seed": Check(
+        or_none(whole), "None or a whole number, 0 or more", lambda value: value is None or value >= 0
+    ),
 }
 
 
@@ -179,6 +184,11 @@ class Config:
     quorum: float = 0.0
     """The model does not move while fewer than this share of the clients has a stored upload. Otherwise the very first
     clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""
+    sketch: int = 0
+    """Numbers that are kept of each client's last update and model in place of all d, for many clients or large models;
+    2048 is enough. Needs rule="support", step="received" and memory=0. 0: whole updates are kept."""
+    sketch_seed: int | None = None
+    """Of the sketches. None: a random one. Attackers must not know it: they could hide from the sketches."""
 
     def __post_init__(self) -> None:
         is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too
@@ -200,6 +210,10 @@ class Config:
         averaged = ("kinship", "support")  # rules that weigh clients by averages over many rounds
         weighs = self.rule in averaged and self.estimate and self.receive
         need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
+        sketched = self.rule == "support" and self.step == "received" and not self.memory
+        need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
+        if self.sketch and self.sketch_seed is None:
+            object.__setattr__(self, "sketch_seed", secrets.randbits(52))
         without_buckets = ("median", "trimmed_mean", *averaged)
         need(self.buckets == 1 or self.rule not in without_buckets, "buckets", f"1 with rule={self.rule!r}")
 

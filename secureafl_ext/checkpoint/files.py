@@ -24,7 +24,7 @@ FORMAT, SHARDED_FORMAT = 5, 6
 WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
 SHARDED_FORMATS = (SHARDED_WITHOUT_DIGEST, 4, SHARDED_FORMAT)  # 3 and 4 have no presence of clients
 MOST_SHARDS = 4096
-OPTIONAL = ("centre",)  # a server with a coordinate-wise rule has none
+ALWAYS = ("models",)  # the others depend on the settings; state.py knows which a state must have
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and leading shape of each tensor
 
 
@@ -173,7 +173,7 @@ def _checked_shards(file: Reader, shards: Any, digests: bool) -> dict[str, str |
 
 
 def _expected(file: Reader, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in file.places or name not in OPTIONAL]
+    return [name for name in names if name in file.places or name in ALWAYS]
 
 
 def _width(file: Reader, names: Sequence[str]) -> int:

@@ -51,13 +51,20 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     kept, pair, f64, i64 = config.dtype, config.pair_dtype, torch.float64, torch.int64
     count = ("0 or more", _within(0, MOST))
     finite = ("finite", _within(-math.inf, math.inf, closed=False))
-    entries = {
-        "models": Entry((config.max_staleness + 2, d), kept, *finite),
+    sketches = {
+        "update_sketches": Entry((n, config.sketch), kept, *finite),
+        "model_sketches": Entry((n, config.sketch), kept, *finite),
+    }
+    whole_updates = {
         "last_updates": Entry((n, d), kept, *finite),
         "last_models": Entry((n, d), kept, *finite),
         "dw": Entry((n, m, d), pair, *finite),
         "dg": Entry((n, m, d), pair, *finite),
         "pairs": Entry((n,), i64, f"0 to {m}", _within(0, m)),
+    }
+    entries = {
+        "models": Entry((config.max_staleness + 2, d), kept, *finite),
+        **(sketches if config.sketch else whole_updates),
         "seen": Entry((n,), torch.bool, "0 or 1", lambda t: _within(0, 1)(t.contiguous().view(torch.uint8))),
         "factors": Entry((lists, room), f64, "0 or more, not NaN", _within(0, math.inf)),
         "recorded": Entry((lists,), i64, *count),
@@ -67,6 +74,17 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "last_epoch": Entry((n,), i64, "-1 or more", _within(GONE, MOST)),
         "uploads": Entry((n, 3), i64, *count),
     }
+    if config.sketch:
+        return entries | {
+            "rounds": Entry((), i64, *count),
+            "means": Entry((n, config.sketch), kept, *finite),
+            "squares": Entry((n,), f64, *finite),
+            "met": Entry((n,), i64, *count),
+            "norms": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),
+            "shift": Entry((n,), f64, *finite),
+            # Not in the message: it is a secret.
+            "sketch_seed": Entry((), i64, "the seed of this server", lambda t: int(t) == config.sketch_seed),
+        }
     if config.row_wise:
         entries |= {
             "products": Entry((n, n), f64, "symmetric, and finite where no update is too long", _products),

@@ -10,6 +10,7 @@ from .composed import Composed
 from .ranks import Ranks
 from .sharded import Sharded
 from .sharded_composed import ShardedComposed
+from .sketched import Sketched
 
 
 def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, sharded: bool) -> None:
@@ -20,6 +21,8 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
         raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
     if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
         raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
+    if sharded and config.sketch:
+        raise ValueError(f"SecureAFL: sketch must be 0 with process_group, got {config.sketch}")
     conflict = fused.unsupported(config, clients, device)
     if conflict and config.pair_dtype == torch.float16:
         raise ValueError(f"SecureAFL: history_dtype=float16 does not support {conflict}")
@@ -35,6 +38,8 @@ def make_sharded(config: Config, clients: int, size: int, device: torch.device, 
 
 
 def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:
+    if config.sketch:
+        return Sketched(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
     if kinship.fits(config, clients, device):
@@ -47,13 +52,13 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
 def too_large(config: Config, clients: int, size: int, device: torch.device) -> torch.OutOfMemoryError:
     """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
-    last = 2 * clients * size * config.dtype.itemsize
+    last = 2 * clients * (config.sketch or size) * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (
         f"{last / 1e9:.3g} GB for the last update and model of {clients} clients",
         f"{pairs / 1e9:.3g} GB for {config.memory} pairs of each in {name_of(config.pair_dtype)}",
         f"{models / 1e9:.3g} GB for {config.max_staleness + 2} models of {size} parameters",
     )
-    less = 'less memory, history_dtype=torch.float16, or rule="kinship" with memory=0 need less'
+    less = "memory=0, history_dtype=torch.float16, or a sketch need less"
     needed = f"{(pairs + last + models) / 1e9:.3g} GB"
     return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {device}: {', '.join(parts)}; {less}")

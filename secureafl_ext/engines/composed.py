@@ -1,6 +1,7 @@
 """Composed: a round from plain ops, one after the other. Supports every device, dtype, rule and setting of pairs."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,20 @@ from .sums import inner, squared_distance
 JUDGED = 5  # sums over an update that the verdict depends on
 
 
+class Verdict(NamedTuple):
+    """What a round does with an update."""
+
+    clip: Tensor  # () factor of the update, 1 but at first contact
+    factor: Tensor  # () float64, its Lipschitz factor or NaN
+    reason: Tensor  # () int64, index into REASONS
+    accepted: Tensor  # () bool
+    stored: Tensor  # () bool, whether it takes part in later rounds
+    steps: Tensor  # () bool, whether the model will step
+    taken: Tensor  # () bool, whether it takes part in this round
+    pace: Tensor  # () float64, factor of this round's step
+    present: Tensor  # (n) bool, clients that count
+
+
 class Composed:
     """An Engine on the tensors of History."""
 
@@ -30,7 +45,7 @@ class Composed:
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
         self.quorum = config.quorum_of(clients)
-        self.rows = RowWise(config, clients, size, device) if config.row_wise else None
+        self.rows = RowWise(config, clients, size, device) if config.row_wise and not config.sketch else None
         self._clients = torch.arange(clients, device=device).split(1)
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
@@ -42,9 +57,12 @@ class Composed:
             tensor.copy_(state[name])
 
     def _tensors(self) -> dict[str, Tensor]:
-        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts}
-        own |= self.presence.tensors()
-        return {**own, **self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
+        own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts, **self.presence.tensors()}
+        return {**own, **self._remembered()}
+
+    def _remembered(self) -> dict[str, Tensor]:
+        """What is kept of the clients' updates."""
+        return {**self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
 
     @property
     def seen(self) -> Tensor:
@@ -70,35 +88,46 @@ class Composed:
         model = models[now]
         number = client if isinstance(client, Tensor) else self._clients[client]
         sums = self._sums(number, update, trained_on)
-        clip, factor, reason = self._judge(number, sums[:JUDGED])
-        update = update * clip
+        v = self._decide(number, sums[:JUDGED])
+        update, weight = update * v.clip, None
+        if not self.config.estimate:
+            direction, status = torch.where(v.taken, update, 0), torch.zeros_like(self.history.pairs)
+        elif self.rows:
+            products = torch.where(v.clip > 0, sums[JUDGED:] * v.clip, 0)  # clip is 0 if the norm overflows
+            square = torch.where(v.clip > 0, sums[1] * v.clip * v.clip, 0)
+            arrival = Arrival(number, update, products, square, v.taken, v.stored, v.steps)
+            direction, status, weight = self.rows.aggregate(arrival, model, self.history, v.present)
+        else:
+            direction, status = self._aggregate(int(client), update, model, v.taken, v.present)
+        if self.config.pairs == "rounds":
+            self._push_estimates(number, model, v.steps)
+        self.history.remember(number, update, trained_on, v.stored)
+        models[new] = self._stepped(model, direction, v)
+        capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
+        self._count(v, capped, fallbacks)
+        return Outcome(v.accepted, v.factor, v.reason, weight)
+
+    def _decide(self, client: Tensor, sums: Tensor) -> Verdict:
+        """Judge an update of client (1) by its sums (JUDGED), and count it as an upload."""
+        clip, factor, reason = self._judge(client, sums)
         accepted, finite = reason <= FIRST, reason != NOT_FINITE
         stored = finite if self.config.store == "all" else accepted
         steps = accepted if self.config.on_reject == "hold" else torch.ones_like(accepted)
         if self.quorum:
-            rows = self.seen.sum() + (stored & ~self.seen.index_select(0, number)[0])
+            rows = self.seen.sum() + (stored & ~self.seen.index_select(0, client)[0])
             steps = steps & (rows >= self.quorum)
-        pace = self.presence.count_upload(number, stored, self.seen)
-        present = self.presence.mask(self.seen.index_fill(0, number, True))
-        taken = accepted & self.config.receive & present.index_select(0, number)[0]
-        weight = None
-        if not self.config.estimate:
-            direction, status = torch.where(taken, update, 0), torch.zeros_like(self.history.pairs)
-        elif self.rows:
-            products = torch.where(clip > 0, sums[JUDGED:] * clip, 0)  # clip is 0 if the norm overflows
-            square = torch.where(clip > 0, sums[1] * clip * clip, 0)
-            arrival = Arrival(number, update, products, square, taken, stored, steps)
-            direction, status, weight = self.rows.aggregate(arrival, model, self.history, present)
-        else:
-            direction, status = self._aggregate(int(client), update, model, taken, present)
-        if self.config.pairs == "rounds":
-            self._push_estimates(number, model, steps)
-        self.history.remember(number, update, trained_on, stored)
-        stepped = model - self.lr * pace * direction
-        models[new] = torch.where(steps & stepped.isfinite(), stepped, model)  # a coordinate stays finite
-        capped, fallbacks = ((status == ops.STATUS.index(name)).sum() for name in ("capped", "fallback"))
+        pace = self.presence.count_upload(client, stored, self.seen)
+        present = self.presence.mask(self.seen.index_fill(0, client, True))
+        taken = accepted & self.config.receive & present.index_select(0, client)[0]
+        return Verdict(clip, factor, reason, accepted, stored, steps, taken, pace, present)
+
+    def _stepped(self, model: Tensor, direction: Tensor, verdict: Verdict) -> Tensor:
+        stepped = model - self.lr * verdict.pace * direction
+        return torch.where(verdict.steps & stepped.isfinite(), stepped, model)  # a coordinate stays finite
+
+    def _count(self, verdict: Verdict, capped: Tensor, fallbacks: Tensor) -> None:
+        accepted, finite = verdict.accepted, verdict.reason != NOT_FINITE
         self.counts += torch.stack([accepted, ~accepted, ~finite, capped, fallbacks])
-        return Outcome(accepted, factor, reason, weight)
 
     def forget(self, client: int) -> None:
         self.history.forget(client)

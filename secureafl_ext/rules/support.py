@@ -62,9 +62,7 @@ class Support(Similarity):
         self.basis.copy_(torch.eye(len(self.shift), dtype=torch.float64))  # eigenvectors tell of every client
 
     def weights(self, mask: Tensor) -> Tensor:
-        """(n) float64: the weights of the clients' updates; zero where mask is false."""
-        weights = 1 / mask.sum(dtype=torch.float64).clamp(min=1) + self.shift
-        return torch.where(mask, weights.clamp(min=0), 0)  # below 0 if more clients count than at the refresh
+        return weights(self.shift, mask)
 
     def refresh(self, mask: Tensor) -> None:
         """Compute the shifts anew. mask: (n) bool, clients that count"""
@@ -72,6 +70,12 @@ class Support(Similarity):
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
             self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # larger ones only from a file
+
+
+def weights(shift: Tensor, mask: Tensor) -> Tensor:
+    """(n) float64: the weights of the clients' updates; zero where mask (n) is false. shift: (n)"""
+    shifted = 1 / mask.sum(dtype=torch.float64).clamp(min=1) + shift
+    return torch.where(mask, shifted.clamp(min=0), 0)  # below 0 if more clients count than at the refresh
 
 
 def shifts(means: Tensor) -> Tensor:
@@ -86,7 +90,13 @@ def shifts(means: Tensor) -> Tensor:
     state = cut_directions(*state, maps, odd)
     if AGAIN:
         state = cut_directions(*state, None, AGAIN * crowd)
-    weights = 1 / count + state[2]
+    return final_shift(state[2], kept)
+
+
+def final_shift(shift: Tensor, kept: Tensor) -> Tensor:
+    """(c): the shift after all directions were cut, bounded; and each client keeps the share kept (c) of its weight."""
+    count = len(shift)
+    weights = 1 / count + shift
     faded = weights * ((weights * count - FADE) / FADE).clamp(0, 1) * kept
     return faded.clamp(max=MOST / count) - 1 / count
 

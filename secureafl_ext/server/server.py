@@ -65,6 +65,8 @@ class SecureAFL(CheckpointedServer):
         expiry: int | None = 8,
         probation: int = 3,
         quorum: float = 0.0,
+        sketch: int = 0,
+        sketch_seed: int | None = None,
         process_group: "torch.distributed.ProcessGroup | None" = None,
     ):
         arguments = locals()

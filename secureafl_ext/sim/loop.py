@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import SecureAFL, attacks, defenses
 from ..attacks import View
 from . import metrics
-from .federation import Federation
+from .federation import Federation, stream
 from .optimizer import Adam
 from .outcome import Outcome, Point, late_mean
 from .settings import Resolved, Settings, variant_settings
@@ -300,6 +300,8 @@ def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
         **dict.fromkeys(("dnc", "nnm-trimmed-mean", "nnm-geometric-median", "krum", "demoa"), minority),
     }
     ours = {name: getattr(settings, name) for name in variant_settings(settings.defense)}
+    if settings.defense_options.get("sketch"):
+        ours["sketch_seed"] = stream(settings, "sketch")  # otherwise a random one
     return {**ours, **shared.get(settings.defense, {}), **settings.defense_options}
 
 

@@ -1,0 +1,70 @@
+"""Rounds of the recommended rule for many clients: whole updates beside sketches.
+
+    python bench/fleet.py                          # d = 140,000, up to 100,000 clients
+    python bench/fleet.py --device cuda --sizes 140000 100000000 --clients 100 1000
+
+A round of `submit`, a refresh of the weights (once in 2 n rounds), and the memory of the history. The floor is a copy
+of the bytes that every server must move: the update, the model it was trained on, the current and the next model.
+"""
+
+import argparse
+
+import torch
+from report import SEED, head
+from timing import Clock, fits
+
+from secureafl_ext import RECOMMENDED, SecureAFL
+
+WARM = 5  # different updates, and uploads before the clock runs: the first ones allocate
+
+
+def measured(clock: Clock, clients: int, size: int, sketch: int) -> tuple[float, float | None, float]:
+    """(ms of a round, ms of a refresh or None, bytes of the history)"""
+    random = torch.Generator(clock.device).manual_seed(SEED)
+    updates = torch.randn(WARM, size, generator=random, device=clock.device)
+    start = torch.zeros(size, device=clock.device)
+    server = SecureAFL(start, clients, **RECOMMENDED, sketch=sketch, sketch_seed=SEED if sketch else None)
+
+    def submit() -> None:
+        server.submit(server.version % clients, updates[server.version % WARM], server.version)
+
+    for _ in range(WARM if sketch else max(WARM, clients)):  # whole updates are read of the clients that have one
+        submit()
+    round_ms = clock.ms(submit)
+    kept = sum(tensor.numel() * tensor.element_size() for name, tensor in server._engine._tensors().items())
+    if not sketch:  # the refresh is inside the op
+        return round_ms, None, kept
+    support = server._engine.support
+    support.means.normal_(0, size**-0.5, generator=random)
+    support.squares.fill_(0.1)
+    everyone = torch.ones(clients, dtype=torch.bool, device=clock.device)
+    return round_ms, Clock(clock.device, 1).ms(lambda: support.refresh(everyone)), kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[140_000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
+    parser.add_argument("--sketch", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args()
+    clock = Clock(options.device, options.repeats)
+    print(head("fleet", options.device))
+    print("| clients | d | kept of an update | round, ms | refresh, ms per round | history, GB | floor, ms |")
+    print("|---|---|---|---|---|---|---|")
+    for size in options.sizes:
+        floor = clock.copy_ms(16 * size)
+        for clients in options.clients:
+            for sketch in (0, options.sketch):
+                if not fits(12 * clients * (sketch or size), options.device) or (not sketch and clients > 1024):
+                    continue
+                round_ms, refresh_ms, kept = measured(clock, clients, size, sketch)
+                refresh = "in the round" if refresh_ms is None else f"{refresh_ms / (2 * clients):.4f}"
+                what = f"{sketch:,} numbers" if sketch else "all"
+                row = f"{clients:,} | {size:,} | {what} | {round_ms:.3f} | {refresh} | {kept / 1e9:.3f} | {floor:.3f}"
+                print(f"| {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
 """Sketch: a vector of d numbers as k numbers, so that inner products and distances stay about the same.
 
-A count sketch (Charikar et al. 2002): a secret permutation deals the coordinates to k equally large buckets, and each
-bucket is the sum of its coordinates with secret signs. The inner product of two sketches is that of the vectors, with
-an error of about 1 / sqrt(k) times their norms. Who does not know the seed cannot choose a vector whose sketch is
-short.
+A count sketch (Charikar et al. 2002): every k neighbouring coordinates are dealt to the k buckets by a secret
+permutation of their own, and a bucket is the sum of its coordinates with secret signs. The inner product of two
+sketches is that of the vectors, with an error of about 1 / sqrt(k) times their norms. Who does not know the seed cannot
+choose a vector whose sketch is short. One permutation of all d coordinates would do the same, but its reads would be
+scattered over the whole memory.
 """
 
 import torch
@@ -21,7 +22,8 @@ class Sketch:
     def __init__(self, size: int, width: int, seed: int, dtype: torch.dtype, device: torch.device):
         self.width = width
         places = -(-size // width) * width
-        order = hashed(places, seed, device).argsort(stable=True)
+        within = hashed(places, seed, device).view(-1, width).argsort(dim=1, stable=True)  # (rows, k)
+        order = (within + torch.arange(0, places, width, device=device)[:, None]).view(-1)
         signs = 1 - 2 * (hashed(places, seed + 1, device) & 1)
         self.order = torch.where(order < size, order, 0)
         self.signs = torch.where(order < size, signs, 0).to(dtype)

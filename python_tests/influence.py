@@ -91,6 +91,11 @@ def cut_to_median(rows: Rows, aggregate: Tensor) -> float:
     return _off(rows, aggregate.norm(), median_norm(rows))
 
 
+def two_medians(rows: Rows, aggregate: Tensor) -> float:
+    """support: no client has more than two mean weights, and no row is longer than the median norm of all."""
+    return _off(rows, aggregate.norm(), 2 * median_norm(rows))
+
+
 def krum(rows: Rows, aggregate: Tensor) -> float:
     """Distance to the nearest honest row: the chosen one scores no worse than the best honest one would alone."""
     taken_for_malicious = int(rows.config.remove * rows.count)
@@ -121,6 +126,7 @@ BOUNDS = {
     "krum": krum,
     "geometric_median": geometric_median,
     "kinship": cut_to_median,
+    "support": two_medians,
 }
 
 

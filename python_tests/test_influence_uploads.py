@@ -21,6 +21,8 @@ FLEETS = {
     "fused trimmed_mean": {"rule": "trimmed_mean", "trim": 3},
     "corrected krum": {"rule": "krum", "memory": 2},
     "mean": {"rule": "mean", "memory": 0},
+    "support, received": {"rule": "support", "memory": 0, "step": "received"},
+    "kinship, received": {"rule": "kinship", "memory": 0, "step": "received"},
 }
 
 

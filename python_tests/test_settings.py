@@ -27,6 +27,8 @@ LOOK_ALIKES = {
     "remove": np.float16(0.5),
     "radius": np.float32(2),
     "iterations": np.int32(3),
+    "sketch": np.int64(0),
+    "sketch_seed": torch.tensor(5),
 }
 
 

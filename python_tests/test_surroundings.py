@@ -144,7 +144,7 @@ def test_a_server_that_does_not_fit_says_how_much_it_needs(monkeypatch):
 
     monkeypatch.setattr(fused, "Fused", full)
     words = r"SecureAFL: 7.2e-05 GB do not fit cpu: 1.44e-05 GB for the last update and model of 6 clients, "
-    words += r"4.32e-05 GB for 3 pairs of each in float32, 1.44e-05 GB for 12 models of 300 parameters; less memory"
+    words += r"4.32e-05 GB for 3 pairs of each in float32, 1.44e-05 GB for 12 models of 300 parameters; memory=0, "
     with pytest.raises(torch.OutOfMemoryError, match=words):
         make("cpu")
 

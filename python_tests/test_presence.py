@@ -294,12 +294,18 @@ def test_all_clients_may_leave_and_come_back():
     assert fleet.server.stats()["present"] == 1 and not torch.equal(fleet.server.model, before)
 
 
+def of_three_clients(engine, device):
+    """A server after 20 uploads, of the first three of its five clients."""
+    server = make(engine, device)
+    for i in range(20):
+        server.submit(i % 3, torch.full_like(server.model, float(i)), server.version)
+    return server
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_state_of_an_earlier_version_loads(engine, device):
     """Its clients count at once, as they did."""
-    server, other = make(engine, device), make(engine, device)
-    for i in range(20):
-        server.submit(i % 3, torch.full_like(server.model, float(i)), server.version)
+    server, other = of_three_clients(engine, device), make(engine, device)
     state = server.state_dict()
     for name in ("clock", "last_epoch", "uploads"):
         del state[name]
@@ -310,9 +316,7 @@ def test_a_state_of_an_earlier_version_loads(engine, device):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_state_without_the_uploads_of_an_epoch_loads(engine, device):
-    server, other = make(engine, device), make(engine, device)
-    for i in range(20):
-        server.submit(i % 3, torch.full_like(server.model, float(i)), server.version)
+    server, other = of_three_clients(engine, device), make(engine, device)
     state = server.state_dict()
     other.load_state_dict({**state, "uploads": state["uploads"][:, 0].clone()})
     loaded = other.state_dict()

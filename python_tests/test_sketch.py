@@ -187,7 +187,7 @@ def test_a_checkpoint_continues_bit_for_bit(tmp_path, device):
 FORGED = {
     "norms": lambda t: t.fill_(-1),
     "squares": lambda t: t.fill_(torch.nan),
-    "means": lambda t: t.fill_(torch.inf),
+    "means": lambda t: t.fill_(1e30),
     "met": lambda t: t.fill_(-1),
     "shift": lambda t: t.fill_(torch.inf),
     "rounds": lambda t: t.fill_(-5),
@@ -231,6 +231,18 @@ def test_hostile_updates_leave_a_state_that_loads(device):
     server.load_state_dict(server.state_dict())
     weights = server.weights() * N
     assert weights[7:].mean() > 0.5
+
+
+def test_an_update_whose_norm_overflows_is_not_averaged():
+    """In float64: the products of its sketch would be infinite, and computing the weights would fail."""
+    model = torch.zeros(D, dtype=torch.float64)
+    settings = {"sketch": 64, "sketch_seed": 7, "filter": False, "history_dtype": torch.float64}
+    server, random = SecureAFL(model, 4, **RECOMMENDED, **settings), torch.Generator().manual_seed(0)
+    for i in range(40):
+        update = torch.randn(D, generator=random, dtype=torch.float64)
+        server.submit(i % 4, update * 1e300 if i > 8 and i % 4 == 0 else update, server.version)
+    assert server.weights()[1:].min() > 0 and server.model.isfinite().all()
+    server.load_state_dict(server.state_dict())
 
 
 def test_a_client_that_is_forgotten_leaves_nothing():

@@ -75,9 +75,11 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "uploads": Entry((n, 3), i64, *count),
     }
     if config.sketch:
+        # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
+        most = 2 * math.ceil(d / config.sketch) ** 0.5
         return entries | {
             "rounds": Entry((), i64, *count),
-            "means": Entry((n, config.sketch), kept, *finite),
+            "means": Entry((n, config.sketch), kept, f"between -{most:.3g} and {most:.3g}", _within(-most, most)),
             "squares": Entry((n,), f64, *finite),
             "met": Entry((n,), i64, *count),
             "norms": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),

@@ -62,8 +62,9 @@ class Sketched(Composed):
         weight = self.support.weights(mask).index_select(0, number)[0]
         scale = weight * mask.sum() * clip_to(norm, median_norm) * v.clip
         direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
-        self.support.add(number, sketch * v.clip, last, norm, median_norm, v.stored)
-        self.history.remember(number, sketch * v.clip, of_model, v.stored)
+        sketch = sketch * v.clip
+        self.support.add(number, sketch, last, norm, median_norm, v.stored)
+        self.history.remember(number, sketch, of_model, v.stored)
         models[new] = self._stepped(models[now], direction, v)
         none = torch.zeros_like(v.reason)
         self._count(v, none, none)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import support
+from .row_rules import MAX_SQUARE
 from .similarity import SPAN
 
 BLOCK = 2**26  # inner products that are in memory at once
@@ -46,7 +47,7 @@ class SketchedSupport:
         now = sketch.double() / torch.maximum(norm, median_norm)
         consecutive = now @ last.double() / torch.maximum(before, median_norm)
         again = before > 0  # a first upload begins the mean
-        counts = stored & now.isfinite().all() & consecutive.isfinite()
+        counts = stored & (norm.square() <= MAX_SQUARE) & now.isfinite().all() & consecutive.isfinite()
         seen = torch.where(again, met, -1).double()  # uploads compared before
         share = 1 / (seen + 2).clamp(max=SPAN)
         after = torch.where(counts, torch.lerp(mean.double(), now, share).to(mean.dtype), mean)
@@ -146,6 +147,7 @@ def kin_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def kin_shares(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The shares of a row's kin in their mean: kin_blocks, divided by their sums."""
+    """The shares of a row's kin in their mean: kin_blocks, divided by their sums. Computed at each call: all of them
+    together, (c, c), may not fit into memory."""
     for part, near in kin_blocks(rows):
         yield part, near / near.sum(1, keepdim=True).clamp(min=support.FEW_KIN)

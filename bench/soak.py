@@ -2,12 +2,14 @@
 
     python bench/soak.py --rounds 1000000                                   # median, then kinship, on small sizes
     python bench/soak.py --device cuda --clients 300 --size 140000 --seconds 600 --rule kinship
-    python bench/soak.py --settings memory=5 history_dtype=float16
+    python bench/soak.py --rounds 10000000 --settings factors=pooled        # Q keeps all factors
+    python bench/soak.py --rounds 100000 --settings memory=5 history_dtype=float16
 
 Honest clients with quadratic losses upload noisy gradients of models up to max_staleness rounds old. One of them falls
 silent before the first window: what is carried of it is never taken afresh, the worst case for drift. Rounds are timed
 in windows, and the host waits for the device once at the end of each. A window that another process disturbed is no
-sign of a slow server, so the best of several counts. Ends with 1 if a bound below is broken.
+sign of a slow server, so the best of several counts. At the end the old server and a new one take turns. Ends with 1
+if a bound below is broken.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +32,8 @@ from secureafl_ext.engines.fused import Fused
 WINDOWS = 200
 LOOKS = 20  # windows between two looks at what is carried
 FILLED = 64  # rounds per client before the first window: Q, pairs and meetings are then filled
-MOST_GROWTH, MOST_SLOWDOWN = 0.01, 0.1
+SHORT, TURNS = 50, 20  # rounds of a turn at the end, and turns of each server
+MOST_GROWTH, MOST_SLOWDOWN, MOST_AGING = 0.01, 0.1, 0.05
 # Largest error of a carried inner product, in products of the two norms. Fused rounds add float32 products of every
 # step to it until the client uploads again; kinship takes it once, in float64.
 MOST_DRIFT = {"fused": 1e-4, "rows": 1e-6}
@@ -43,6 +47,8 @@ class Soaked:
     settings: dict
     rounds: int
     accepted: int
+    new_us: float  # of a new server at the end
+    old_us: float  # of the old one, in turns with it
     first_us: float
     middle_us: float
     last_us: float
@@ -60,6 +66,11 @@ class Soaked:
         if self.last_us > self.first_us * (1 + MOST_SLOWDOWN):
             found.append(
                 f"a round took {self.first_us:.1f} us, then {self.last_us:.1f}: {MOST_SLOWDOWN:.0%} slower or more"
+            )
+        if self.old_us > self.new_us * (1 + MOST_AGING):
+            found.append(
+                f"a round of the new server took {self.new_us:.1f} us, of the old one {self.old_us:.1f}: "
+                f"more than {MOST_AGING:.0%} slower"
             )
         if not max(self.drift) <= self.drift_bound:
             found.append(f"a carried product is off by {max(self.drift):.1e}, more than {self.drift_bound:.0e}")
@@ -131,6 +142,11 @@ def _relative(error: Tensor, size: Tensor) -> float:
     return float((error.abs() / size.clamp(min=1e-30)).nan_to_num(nan=torch.inf).max())
 
 
+def in_turns(*fleets: Fleet) -> Iterator[tuple[float, ...]]:
+    """Seconds of every turn of every fleet."""
+    return zip(*[[fleet.rounds(SHORT) for fleet in fleets] for _ in range(TURNS)], strict=True)
+
+
 def soak(clients: int, size: int, device: str, rounds: int | None, seconds: float, settings: dict) -> Soaked:
     fleet = Fleet(clients, size, device, settings)
     filled = FILLED * clients
@@ -149,6 +165,9 @@ def soak(clients: int, size: int, device: str, rounds: int | None, seconds: floa
     drifts.append(drift(fleet.server))
     finite &= bool(fleet.server.model.isfinite().all())
 
+    new = Fleet(clients, size, device, settings)
+    new.rounds(filled)
+    new_us, old_us = (1e6 * min(turns) / SHORT for turns in in_turns(new, fleet))
     several, middle, half = max(1, len(times) // 10), len(times) // 2, (len(drifts) + 1) // 2
     early, late = (
         [max(column) for column in zip(*part, strict=True)] for part in (memory[:several], memory[-several:])
@@ -157,6 +176,8 @@ def soak(clients: int, size: int, device: str, rounds: int | None, seconds: floa
         settings=settings,
         rounds=window * len(times),
         accepted=fleet.server.stats()["accepted"],
+        new_us=new_us,
+        old_us=old_us,
         first_us=min(times[:several]),
         middle_us=min(times[middle - several // 2 : middle + several // 2 + 1]),
         last_us=min(times[-several:]),
@@ -170,8 +191,9 @@ def soak(clients: int, size: int, device: str, rounds: int | None, seconds: floa
 
 def summary(run: Soaked) -> str:
     return (
-        f"{run.settings or 'default settings'}: {run.rounds:,} rounds, {run.accepted:,} accepted; us a round: first "
-        f"{run.first_us:.1f}, middle {run.middle_us:.1f}, last {run.last_us:.1f}; resident MiB {run.resident[0]:.1f} "
+        f"{run.settings or 'default settings'}: {run.rounds:,} rounds, {run.accepted:,} accepted; us a round: new "
+        f"{run.new_us:.1f}, old {run.old_us:.1f}; first {run.first_us:.1f}, middle {run.middle_us:.1f}, last "
+        f"{run.last_us:.1f}; resident MiB {run.resident[0]:.1f} "
         f"-> {run.resident[1]:.1f}; device MiB {run.device[0]:.1f} -> {run.device[1]:.1f}; drift {run.drift[0]:.1e}, "
         f"then {run.drift[1]:.1e} (at most {run.drift_bound:.0e}); {'finite' if run.finite else 'NOT finite'}"
     )

@@ -5,9 +5,10 @@
   "Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "               \
   "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
   "Tensor(h!) status, Tensor(i!) pairs, Tensor(j!) oldest, Tensor(k!) seen, Tensor(l!) clock, "                   \
-  "Tensor(m!) last_epoch, Tensor(n!) uploads, Tensor(o!) seen_factors, Tensor(p!) recorded, Tensor(q!) counts, "  \
-  "Tensor(r!) arrived, float lr, float quantile, float max_norm, float trust, str rule, int trim, bool filter, "  \
-  "bool estimate, bool receive, bool store_all, bool hold, int expiry, int probation"
+  "Tensor(m!) last_epoch, Tensor(n!) uploads, Tensor(o!) seen_factors, Tensor(p!) recorded, "                     \
+  "Tensor(q!) factor_counts, Tensor(r!) counts, Tensor(s!) arrived, float lr, float quantile, float max_norm, "   \
+  "float trust, str rule, int trim, bool filter, bool estimate, bool receive, bool store_all, bool hold, "        \
+  "int expiry, int probation"
 
 // All schemas of the namespace secureafl. The comment above a schema names the file of its kernel; ops_cpu.cpp and
 // ops_cuda.cu of the same folder register the kernels. Fake kernels and docstrings: secureafl_ext/ops.py.
@@ -36,7 +37,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
   // round/sharded.cu
   m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
-  m.def("apply_(Tensor sums, Tensor(s!) verdict, Tensor(t!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
+  m.def("apply_(Tensor sums, Tensor(t!) verdict, Tensor(u!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def(
       "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
       "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
@@ -49,19 +50,20 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
       "Tensor(g!) met, Tensor(h!) centre, Tensor(i!) rounds, Tensor(j!) clock, Tensor(k!) last_epoch, "
-      "Tensor(l!) uploads, Tensor(m!) seen_factors, Tensor(n!) recorded, Tensor(o!) counts, float lr, "
-      "float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
-      "int probation, bool alone, int quorum, int span, int known, float kin, float crowd, float turned, float least, "
-      "float least_sum, float least_apart, float near) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor(l!) uploads, Tensor(m!) seen_factors, Tensor(n!) recorded, Tensor(o!) factor_counts, "
+      "Tensor(p!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, "
+      "bool hold, int expiry, int probation, bool alone, int quorum, int span, int known, float kin, float crowd, "
+      "float turned, float least, float least_sum, float least_apart, float near) -> (Tensor, Tensor, Tensor, Tensor)");
   // support/refresh.cuh, support/refresh.h; the round itself as kin_step_
   m.def(
       "support_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) similarity, "
       "Tensor(g!) met, Tensor(h!) basis, Tensor(i!) shift, Tensor(j!) rounds, Tensor(k!) clock, "
-      "Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, Tensor(o!) recorded, Tensor(p!) counts, "
-      "float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, bool hold, int expiry, "
-      "int probation, bool alone, int quorum, int span, int every, float cut, float crowd, float crowd_least, "
-      "float odd, float odd_least, float kin, float short_square, float few_kin, float short_level, float fade, "
-      "float again, float most, float group, float group_spreads, float group_end, float group_left) "
+      "Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, Tensor(o!) recorded, "
+      "Tensor(p!) factor_counts, Tensor(q!) counts, float lr, float quantile, float max_norm, bool filter, "
+      "bool receive, bool store_all, bool hold, int expiry, int probation, bool alone, int quorum, int span, "
+      "int every, float cut, float crowd, float crowd_least, float odd, float odd_least, float kin, "
+      "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
+      "float group_spreads, float group_end, float group_left) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }

@@ -35,15 +35,25 @@ def byte_two(tensor):
     return tensor
 
 
+def count_zero(counts):
+    counts = counts.clone()
+    counts[:2, 0] += 1
+    return counts
+
+
 FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre", "similarity", "shift")
-WHOLE = ("pairs", "oldest", "recorded", "counts", "turns", "rounds", "met", "clock", "last_epoch", "uploads")
+WHOLE = (
+    "pairs", "oldest", "recorded", "factor_counts", "counts", "turns", "rounds", "met", "clock", "last_epoch",
+    "uploads",
+)  # fmt: skip
+WORKED_OUT = ("factor_counts", "gram", "along", "weights", "status")  # if they are missing
 TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products", "basis")
 DAMAGE = {
     **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},
     **{f"{name} {value}": (name, put(name, value)) for name in WHOLE for value in (-2, -HUGE)},
     **{f"{name} {value}": (name, put(name, value)) for name in ("pairs", "oldest") for value in (4, 10**6, HUGE)},
     **{f"{name} too large": (name, put(name, HUGE)) for name in WHOLE[2:]},
-    **{f"{name} missing": (name, drop(name)) for name in TENSORS if name not in ("gram", "along", "weights", "status")},
+    **{f"{name} missing": (name, drop(name)) for name in TENSORS if name not in WORKED_OUT},
     **{f"{name} a row more": (name, swap(name, lambda t: torch.cat([t[None], t[None]]))) for name in TENSORS},
     **{f"{name} another dtype": (name, swap(name, lambda t: t.to(torch.int8))) for name in TENSORS},
     **{f"{name} a list": (name, swap(name, torch.Tensor.tolist)) for name in TENSORS},
@@ -54,6 +64,8 @@ DAMAGE = {
     "factors inf within": ("factors", swap("factors", lambda t: torch.full_like(t, math.inf))),
     "factors empty": ("factors", swap("factors", lambda t: t[..., :0])),
     "recorded one more": ("factors", swap("recorded", lambda t: t + 1)),
+    "factor_counts one more": ("factor_counts", put("factor_counts", 1)),
+    "factor_counts one more in both rows": ("factor_counts", swap("factor_counts", count_zero)),
     "clock 2": ("clock", put("clock", 2)),
     "last_epoch to come": ("last_epoch", swap("last_epoch", lambda t: t + 10**6)),
     "uploads of a stranger": ("uploads", swap("seen", torch.zeros_like)),
@@ -76,7 +88,6 @@ DAMAGE = {
         for name in ("version", "stale", "too_soon")
         for value in (-3, 1.5, True, None, "7", 2**60, math.nan, 10**400, [1])
     },
-    "version beyond the room": ("factors", lambda state: {**state, "version": 2 * 10**8}),
     "version missing": ("version", drop("version")),
     "an unknown name": ("gift", lambda state: {**state, "gift": torch.zeros(1)}),
     "a name that is no text": ("7", lambda state: {**state, 7: torch.zeros(1)}),
@@ -92,8 +103,6 @@ def damages(state, config):
             continue
         if kind in ("recorded one more", "factors 0.5") and config.window:
             continue  # a ring goes round
-        if kind == "version beyond the room" and not config.grows:
-            continue
         if kind == "oldest missing" or (kind == "scales missing" and config.history_dtype != "float16"):
             continue  # worked out anew
         if kind in ("pairs 4", "oldest 4") and config.memory > 4 - (kind == "pairs 4"):

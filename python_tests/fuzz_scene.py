@@ -15,6 +15,7 @@ from secureafl_ext.engines.composed import Composed
 from secureafl_ext.engines.fused import Fused, padded
 from secureafl_ext.engines.kinship import BOUNDS, FusedKinship
 from secureafl_ext.engines.presence import settings_of as of_presence
+from secureafl_ext.engines.quantile import split_factors
 from secureafl_ext.engines.row_wise import refresh_rounds
 from secureafl_ext.engines.support import FusedSupport
 from secureafl_ext.rules.similarity import SPAN
@@ -47,7 +48,7 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
         on_reject="hold" if hold else "step",
         store="accepted" if hold else dice.choice(("all", "accepted")),
         factors=dice.choice(("per_client", "pooled")),
-        window=dice.choice((1, 2, 5, 40)),
+        window=dice.choice((1, 2, 5, 40, None)),
         expiry=dice.choice((None, 1, 3, 12)),
         probation=dice.choice((0, 0, 1, 3)),
         quorum=dice.choice((0.0, 0.0, 0.5, 1.0)) if kin else 0.0,
@@ -57,12 +58,17 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
     )
 
 
-def books(dice: Dice, lists: int, room: int) -> dict[str, Tensor]:
+def books(dice: Dice, lists: int, config: Config) -> dict[str, Tensor]:
     """Q and the counts."""
+    room = config.room
     recorded = dice.numbers.integers(0, 2 * room + 1, lists)
-    factors = np.where(np.arange(room) < recorded[:, None], np.exp(dice.normal(lists, room)), np.inf)
+    places = 2 * room if config.keeps_all else room
+    factors = np.where(np.arange(places) < recorded[:, None], np.exp(dice.normal(lists, places)), np.inf)
     counts = torch.from_numpy(dice.numbers.integers(0, 100, 5))
-    return {"factors": torch.from_numpy(factors), "recorded": torch.from_numpy(recorded), "counts": counts}
+    state = {"factors": torch.from_numpy(factors), "recorded": torch.from_numpy(recorded), "counts": counts}
+    if config.keeps_all:
+        state["factors"], state["factor_counts"] = split_factors(state["factors"], room)
+    return state
 
 
 def presence(dice: Dice, n: int, seen: Tensor) -> dict[str, Tensor]:
@@ -93,7 +99,7 @@ class Scene:
             for name, values in drawn.values.items()
         }
         model = state.pop("model")
-        state |= books(dice, n if c.factors == "per_client" else 1, c.room)
+        state |= books(dice, n if c.factors == "per_client" else 1, c)
         state["pairs"], state["seen"] = torch.from_numpy(drawn.pairs), torch.from_numpy(dice.bools(n))
         state |= presence(dice, n, state["seen"])
         rows = dice.choice((2, 3, 5))
@@ -180,6 +186,7 @@ class Scene:
         args = {"update": dice.laid_out(self.update.to(to)), "trained_on": dice.laid_out(self.trained_on.to(to))}
         args |= {"client": torch.tensor([self.client], device=to), "now_row": self.now, "next_row": self.new}
         args |= {"models": self.models, "seen_factors": e.factors, "recorded": e.recorded, "counts": e.counts}
+        args["factor_counts"] = e.factor_counts
         args |= {name: getattr(c, name) for name in SETTINGS}
         args |= {"store_all": c.store == "all", "hold": c.on_reject == "hold"}
         args |= {**e.presence.tensors(), **dict(zip(("expiry", "probation"), of_presence(c), strict=True))}

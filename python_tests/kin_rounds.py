@@ -121,14 +121,14 @@ def left_out(server):
 class Emulated:
     """`kin_step_` of a GPU or another round with so many tensors of state, warps in the order of a seed."""
 
-    def __init__(self, seed, op="kin_step", tensors=14):
+    def __init__(self, seed, op="kin_step", tensors=15):
         self.run, self.seed, self.tensors = getattr(library("kin"), op), seed, tensors
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
         flags, bounds = others[:8], others[8:]
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
-        whole = [len(state[0]), models.shape[1], *state[-3].shape, *flags]
+        whole = [len(state[0]), models.shape[1], *state[-4].shape, *flags]
         results = *JUDGED, torch.float64  # the weight
         return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed, results)
 

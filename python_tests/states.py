@@ -55,7 +55,6 @@ def enqueued_like_submitted(one, twin, arrivals):
     On a GPU they are captured, one graph for each phase, and replayed.
     """
     device, size = twin.model.device, len(twin.model)
-    one.reserve(200)
     assert one.capturable
     client = torch.zeros(1, dtype=torch.int64, device=device)
     held = [torch.zeros(size, dtype=twin.dtype, device=device) for _ in range(2)]

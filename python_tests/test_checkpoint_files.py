@@ -29,11 +29,6 @@ def saved(path, engine="fused"):
     return server
 
 
-def of_paper(damage):
-    """To a server whose Q grows."""
-    return lambda path: (saved(path, "paper"), damage(path))
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "server.safetensors"
@@ -128,7 +123,6 @@ LIES = {
     "clients 1e9": (in_header(lambda about: {"clients": 10**9}), r"last_updates must be \(1000000000, 7\)"),
     "clients a float": (in_header(lambda about: {"clients": 5.0}), "header must have config, clients"),
     "clients true": (in_header(lambda about: {"clients": True}), "header must have config, clients"),
-    "version 2e8": (of_paper(with_state(version=2 * 10**8)), "factors must have room for 200000000 rounds"),
     "version -3": (with_state(version=-3), "version must be a whole number, 0 or more"),
     "stale a text": (with_state(stale="0"), "stale must be a whole number"),
     "a state of more": (with_state(x=1), "got 'x'"),

@@ -51,7 +51,6 @@ def test_an_enqueued_round_is_a_submitted_one(device, n):
 def test_one_captured_round_serves_every_client(n):
     d, rows = 3000, 6
     one, twin = (make("cuda", n, d) for _ in range(2))
-    one.reserve(2000), twin.reserve(2000)
     arrivals = Arrivals(n, d)
     client, update, trained_on = torch.zeros(1, dtype=torch.int64).cuda(), torch.zeros(d).cuda(), torch.zeros(d).cuda()
     one.submit(0, update, 0), twin.submit(0, update, 0)

@@ -145,7 +145,7 @@ update = trained_on = torch.ones(d)
 client, models, changes = e.number_of(0), torch.zeros(2, d), torch.zeros(_C.pass_sums(n, 1), dtype=torch.float64)
 verdict = e.last.view(-1).view(torch.uint8)[: _C.VERDICT_BYTES]  # the pass writes here, and goes on reading it
 sums = torch.ops.secureafl.update_sums(update, client, trained_on, e.last)
-books = e.factors, e.recorded, e.counts, e._arrived
+books = e.factors, e.recorded, e.factor_counts, e.counts, e._arrived
 try:
     torch.ops.secureafl.apply_(
         sums, verdict, changes, update, client, trained_on, 0, 1, models, *e._past, *books, e.lr, *e._settings

@@ -11,6 +11,7 @@ from influence import ATTACKERS, BOUNDS, HONEST, LONGER, D, N, normal, number, r
 from presence_oracle import PAPER
 
 from secureafl_ext import SecureAFL
+from secureafl_ext.engines.factor_counts import empty_counts
 from secureafl_ext.engines.quantile import largest_accepted
 
 FLEETS = {
@@ -145,7 +146,7 @@ def test_the_threshold_stays_between_two_quantiles_of_the_honest_factors(alpha, 
         most = quantile(honest.flatten(), weights.flatten(), (alpha / (1 - share) + tiny) * all_honest)
         for attack, reached in ((0.0, least), (1e9, most), (None, None)):
             factors[:f] = 3 * torch.rand(f, room, dtype=torch.float64, generator=random) if attack is None else attack
-            found = float(largest_accepted(factors, recorded, client, alpha))
+            found = float(largest_accepted(factors, recorded, empty_counts(False), client, alpha))
             assert least <= found <= most
             assert reached is None or found == pytest.approx(reached) or abs(alpha * (all_honest + f) % 0.25) < 1e-6
 

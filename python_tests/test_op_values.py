@@ -23,7 +23,13 @@ def arguments(device, op=ROUND):
     for i in range(4 * N):
         server.submit(i % N, torch.randn(D, generator=random).to(device), server.version)
     engine = server._engine
-    judged = engine.factors, engine.recorded, engine.counts, *(() if op in AVERAGED else (engine._arrived,))
+    judged = (
+        engine.factors,
+        engine.recorded,
+        engine.factor_counts,
+        engine.counts,
+        *(() if op in AVERAGED else (engine._arrived,)),
+    )
     now = server.version % len(server.models)
     given = torch.ones(D, device=device), torch.tensor([1], device=device), server.model_at(server.version - 1)
     values = (
@@ -89,6 +95,14 @@ OUTSIDE = {
     "two lists": ("seen_factors", lambda q: q[:2].contiguous(), r"seen_factors must have shape \(1, room\)"),
     "flat factors": ("seen_factors", lambda q: q.flatten(), r"seen_factors must have shape \(lists, room\)"),
     "recorded of others": ("recorded", lambda r: r[:1].contiguous(), r"recorded must have shape \(lists,\)"),
+    "three rows of counts": (
+        "factor_counts",
+        lambda c: c.new_zeros(3, 1024),
+        r"factor_counts must have no rows, or 513",
+    ),
+    "counts and lists": ("factor_counts", lambda c: c.new_zeros(513, 1024), r".* single list .*, got 513 with 5 lists"),
+    "narrow counts": ("factor_counts", lambda c: c.new_zeros(0, 7), r"factor_counts must have shape \(rows, 1024\)"),
+    "no counts": ("factor_counts", lambda c: c.new_zeros(()), r"factor_counts must have shape \(rows, 1024\)"),
     "now_row 99": ("now_row", 99, "now_row must lie in 0..11, got 99"),
     "next_row -1": ("next_row", -1, "next_row must lie in 0..11, got -1"),
     "odd planes": ("slots", lambda s: s[:, :5].contiguous(), "slots must hold 1 to 16 pairs"),

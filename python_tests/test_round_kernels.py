@@ -12,7 +12,7 @@ from secureafl_ext.engines import fused
 
 F16, F32 = torch.float16, torch.float32
 RULES = ("median", "trimmed_mean", "mean")
-TENSORS = 17  # of the state, in a call of `step_`
+TENSORS = 18  # of the state, in a call of `step_`
 SEEDS = range(4)  # 0, 1: bulk copies, at once or late; 2, 3: cp.async
 
 

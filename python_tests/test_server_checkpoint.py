@@ -25,17 +25,6 @@ def test_saved_killed_and_resumed_is_bit_identical(tmp_path, device, name):
     assert [path.name for path in tmp_path.iterdir()] == ["server.safetensors"]  # nothing partial is left
 
 
-def test_factors_grow_beyond_their_first_room(tmp_path):
-    server = SecureAFL(torch.zeros(2), 2, estimate=False, filter=False, lr=1e-3, factors="pooled")
-    random = torch.Generator().manual_seed(0)
-    for _ in range(1100):
-        server.submit(int(torch.randint(2, (), generator=random)), torch.randn(2, generator=random), server.version)
-    assert int(server.state_dict()["recorded"]) > 1024
-    assert (server.state_dict()["factors"].isfinite()).sum() == server.state_dict()["recorded"]
-    server.save(tmp_path / "grown")
-    assert torch.equal(SecureAFL.load(tmp_path / "grown").state_dict()["factors"], server.state_dict()["factors"])
-
-
 def test_a_state_that_does_not_fit_changes_nothing():
     server, other = make(), make(memory=2)
     drive(server, 20)

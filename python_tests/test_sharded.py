@@ -197,7 +197,7 @@ def test_phases_refuse_what_does_not_fit():
         op.update_sums(update, torch.tensor([4]), update, engine.last)
     with pytest.raises(RuntimeError, match="update_sums: update must have dtype float32, got float64"):
         op.update_sums(update.double(), client, update.double(), engine.last)
-    judged = engine.factors, engine.recorded, engine.counts, engine._arrived
+    judged = engine.factors, engine.recorded, engine.factor_counts, engine.counts, engine._arrived
     arguments = update, client, server.model, 0, 1, server.models, *engine._past, *judged, engine.lr, *engine._settings
     sums = op.update_sums(update, client, server.model, engine.last)
     changes, verdict = torch.zeros(7, dtype=torch.float64), torch.zeros(sharded._C.VERDICT_BYTES, dtype=torch.uint8)

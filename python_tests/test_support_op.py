@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
 
 
 def emulated(monkeypatch, server, seed):
-    return emulate(monkeypatch, server, Emulated(seed, "support_step", tensors=15), support)
+    return emulate(monkeypatch, server, Emulated(seed, "support_step", tensors=16), support)
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 8), (2, 5), (5, 33), (16, 64), (33, 24)])

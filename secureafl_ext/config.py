@@ -29,7 +29,8 @@ STORES = ("all", "accepted")
 FACTORS = ("per_client", "pooled")
 ON_REJECT = ("hold", "step")
 STEPS = ("all", "received")
-WINDOW, FIRST_ROOM = 32, 1024  # default window per client; initial capacity of a pooled Q
+WINDOW = 32  # factors kept per client by default
+EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -149,7 +150,8 @@ class Config:
     """Q, the recorded Lipschitz factors. "per_client": one list per client, and all clients weigh the same.
     "pooled", as in the paper: one list. A client that uploads often weighs more in it and can choose the quantile."""
     window: int | None = None
-    """Factors kept per list of Q. None: 32 with factors="per_client", all with "pooled"."""
+    """Factors kept per list of Q. None: 32 with factors="per_client", all with "pooled". Of these the first 2048 are
+    kept as they are, and later ones to a relative precision of 2^-12, so that memory and time stay bounded."""
     on_reject: str = "hold"
     """A rejected update leaves the model unchanged ("hold"). "step", as in the paper, steps along the other clients'
     estimates: a client that sends garbage then chooses how often these are applied."""
@@ -229,16 +231,16 @@ class Config:
 
     @property
     def room(self) -> int:
-        """Initial capacity of a list of Q."""
-        return self.window or (FIRST_ROOM if self.factors == "pooled" else WINDOW)
+        """Capacity of a list of Q."""
+        return self.window or (EXACT if self.factors == "pooled" else WINDOW)
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""
         return math.ceil(Fraction(str(self.quorum)) * clients)  # 0.07 * 100 is above 7 as a float
 
     @property
-    def grows(self) -> bool:
-        """Whether Q keeps all factors, so that it has to grow."""
+    def keeps_all(self) -> bool:
+        """Whether Q keeps all factors: those that its list has no room for are counted."""
         return self.factors == "pooled" and self.window is None
 
     @property

@@ -58,7 +58,8 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const Clie
     walk.fetch();
     Tally tally{0, weigh_lists(team, r, before, lists)};
     team.sync();
-    tally.below = walk.below(lists, factor);
+    add_counts(team, r, before, factor, tally);
+    tally.below += walk.below(lists, factor);
     SECUREAFL_NO_UNROLL
     while (walk.more()) {
       walk.fetch();

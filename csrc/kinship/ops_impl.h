@@ -70,11 +70,11 @@ template <typename Device>
 RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
                      int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen,
                      Tensor products, Tensor kinship, Tensor met, Tensor centre, Tensor rounds, Tensor clock,
-                     Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor counts, double lr,
-                     double quantile, double max_norm, bool filter, bool receive, bool store_all, bool hold,
-                     int64_t expiry, int64_t probation, bool alone, int64_t quorum, int64_t span, int64_t known,
-                     double kin, double crowd, double turned, double least, double least_sum, double least_apart,
-                     double near) {
+                     Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts,
+                     Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
+                     bool store_all, bool hold, int64_t expiry, int64_t probation, bool alone, int64_t quorum,
+                     int64_t span, int64_t known, double kin, double crowd, double turned, double least,
+                     double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, kinship, met, rounds, "kinship"};
@@ -82,8 +82,8 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   presence.check<Device>(check, n);
-  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
-                        models,        seen_factors, recorded,          counts};
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
+                        models,        seen_factors, recorded,          factor_counts, counts};
   arrival.check<Device>(check, op, n);
   std::vector<Span> spans = state.spans();
   spans.push_back(span_of("centre", centre, true));

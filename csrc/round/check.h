@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/tensors.h"
+#include "round/factor_counts.h"
 #include "round/round.h"
 
 namespace secureafl::SECUREAFL_KIND {
@@ -127,7 +128,7 @@ struct Arrival {
   const Tensor& client;
   Tensor trained_on;
   int64_t now_row, next_row;
-  const Tensor &models, &seen_factors, &recorded, &counts;
+  const Tensor &models, &seen_factors, &recorded, &factor_counts, &counts;
 
   template <typename Device>
   void check(const Check& check, const char* op, int64_t n) const {
@@ -143,6 +144,14 @@ struct Arrival {
     }
     check.state("seen_factors", seen_factors, ScalarType::Double, "(lists, room)", {lists, room});
     check.state("recorded", recorded, ScalarType::Long, "(lists,)", {lists});
+    // The host does not read its values: they are added up, never used as an index.
+    check.shape("factor_counts", factor_counts, "(rows, 1024)", {-1, kKeysPerRow});
+    const int64_t rows_of_counts = factor_counts.size(0);
+    if (rows_of_counts != 0 && (rows_of_counts != 1 + kKeyRows || lists != 1)) {
+      refuse(op, "factor_counts must have no rows, or ", 1 + kKeyRows, " with a single list of seen_factors, got ",
+             rows_of_counts, " with ", lists, " lists");
+    }
+    check.state("factor_counts", factor_counts, ScalarType::Long, "(rows, 1024)", {rows_of_counts, kKeysPerRow});
     check.state("counts", counts, ScalarType::Long, "(5,)", {5});
     if constexpr (Device::kHostReads) {
       check_client(op, client, n);
@@ -168,6 +177,7 @@ struct Arrival {
                                span_of("client", client, false),
                                span_of("seen_factors", seen_factors, true),
                                span_of("recorded", recorded, true),
+                               span_of("factor_counts", factor_counts, true),
                                span_of("counts", counts, true)});
   }
 
@@ -186,6 +196,7 @@ struct Arrival {
     r.client = data<int64_t>(client);
     r.seen_factors = mutable_data<double>(seen_factors);
     r.recorded = mutable_data<int64_t>(recorded);
+    r.factor_counts = factor_counts.size(0) > 0 ? mutable_data<int64_t>(factor_counts) : nullptr;
     r.counts = mutable_data<int64_t>(counts);
     r.accepted = mutable_data<bool>(std::get<0>(outcome));
     r.factor = mutable_data<double>(std::get<1>(outcome));

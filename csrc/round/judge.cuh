@@ -63,7 +63,8 @@ __device__ inline void decide_together(const Round& r, const Scratch& scratch, c
   }
   block_sums(sums);  // has a barrier: all threads see the lists
   const double factor = factor_of(before, sums);
-  tally.below = walk.below(lists, factor);
+  add_counts(JudgeTeam(), r, before, factor, tally);
+  tally.below += walk.below(lists, factor);
   SECUREAFL_NO_UNROLL
   while (walk.more()) {
     walk.fetch();

@@ -7,6 +7,7 @@
 #include "common/host_device.h"
 #include "lipschitz/lipschitz.h"
 #include "round/client.h"
+#include "round/quantile.h"
 #include "round/verdict.h"
 
 namespace secureafl::SECUREAFL_KIND {
@@ -31,8 +32,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   const bool known = before.known;
   const double factor = factor_of(before, sums);
   const bool defined = has_factor(sums, known);
-  if (defined) r.seen_factors[before.place] = factor;
-  if (defined) r.recorded[before.list] = before.recorded + 1;
+  if (defined) record_factor(r, before, factor);
   Verdict v{};
   v.client = before.client;
   const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down, by less than 1

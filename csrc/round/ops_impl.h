@@ -34,9 +34,9 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
               const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
               Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest,
               Tensor seen, Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
-              Tensor counts, Tensor arrived, double lr, double quantile, double max_norm, double trust,
-              StringHandle rule_name, int64_t trim, bool filter, bool estimate, bool receive, bool store_all, bool hold,
-              int64_t expiry, int64_t probation) {
+              Tensor factor_counts, Tensor counts, Tensor arrived, double lr, double quantile, double max_norm,
+              double trust, StringHandle rule_name, int64_t trim, bool filter, bool estimate, bool receive,
+              bool store_all, bool hold, int64_t expiry, int64_t probation) {
   const std::string rule = take_string(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);
   check.shape("models", models, "(rows, d)", {-1, -1});
@@ -65,8 +65,8 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
     check.state("sums", buffers->sums, ScalarType::Double, "(5,)", {kSums});
     check_changes(check, buffers->verdict, buffers->changes, n, m);
   }
-  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
-                        models,        seen_factors, recorded,          counts};
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
+                        models,        seen_factors, recorded,          factor_counts, counts};
   arrival.check<Device>(check, op, n);
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(),

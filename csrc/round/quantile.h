@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "common/team.h"
 #include "round/client.h"
+#include "round/factor_counts.h"
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -25,14 +27,38 @@ SECUREAFL_FN FactorList factor_list(const Round& r, const ClientState& before, i
   return {r.lists == 1 ? 1 : kClient / counted, held};
 }
 
+// True if the list is full and the new factor is counted by its key.
+SECUREAFL_FN bool counts_factor(const Round& r, const ClientState& before) {
+  return r.factor_counts != nullptr && before.recorded >= r.room;
+}
+
 // True if the new factor overwrites one that this list holds.
 SECUREAFL_FN bool replaces(const Round& r, const ClientState& before, int64_t list) {
-  return list == before.list && before.recorded >= r.room;
+  return list == before.list && before.recorded >= r.room && r.factor_counts == nullptr;
+}
+
+// Run by one thread.
+SECUREAFL_FN void record_factor(const Round& r, const ClientState& before, double factor) {
+  if (counts_factor(r, before)) {
+    count_factor(r.factor_counts, factor);
+  } else {
+    r.seen_factors[before.place] = factor;
+  }
+  r.recorded[before.list] = before.recorded + 1;
+}
+
+// tally += contribution of this thread, of the factors that are counted by their keys.
+template <typename Team>
+SECUREAFL_FN void add_counts(const Team& team, const Round& r, const ClientState& before, double factor, Tally& tally) {
+  if (!counts_factor(r, before)) return;
+  tally.below += counted_below(team, r.factor_counts, factor);
+  if (team.rank() == 0) tally.all += before.recorded - r.room;
 }
 
 // One thread, list by list: the inner loop vectorises.
 SECUREAFL_FN Tally tally_of(const Round& r, const ClientState& before, double factor) {
   Tally tally{};
+  add_counts(Solo(), r, before, factor, tally);
   for (int64_t list = 0; list < r.lists; ++list) {
     const double* factors = r.seen_factors + list * r.room;
     const FactorList all = factor_list(r, before, list);
@@ -70,7 +96,7 @@ class FactorWalk {
         room_(static_cast<uint32_t>(r.room)),
         lists_each_(Team::kSize / room_),
         rest_(Team::kSize % room_),
-        replaced_(static_cast<uint32_t>(before.place)),
+        replaced_(replaces(r, before, before.list) ? static_cast<uint32_t>(before.place) : UINT32_MAX),
         place_(team.rank()),
         list_(place_ / room_),
         offset_(place_ % room_) {}

@@ -69,6 +69,9 @@ struct Round {
   int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
   unsigned* arrived;     // (): number of blocks that have finished their sums; zero between rounds
+  // (1 + kKeyRows, kKeysPerRow): the factors that a full list has no room for (factor_counts.h). Null: a full list is
+  // overwritten.
+  int64_t* factor_counts;
   // results
   bool* accepted;  // ()
   double* factor;  // ()

@@ -40,9 +40,11 @@ static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdi
   Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
   const Census others = census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client);
   __syncthreads();
+  const double factor = factor_of(before, sums);
+  add_counts(JudgeTeam(), r, before, factor, tally);
   for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
     walk.fetch();
-    tally.below += walk.below(lists, factor_of(before, sums));
+    tally.below += walk.below(lists, factor);
   }
   decide_as_block(r, before, sums, tally, others, verdict);
 }

@@ -12,12 +12,12 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
                          int64_t next_row, Tensor models, Tensor last_updates, Tensor last_models, Tensor seen,
                          Tensor products, Tensor similarity, Tensor met, Tensor basis, Tensor shift, Tensor rounds,
                          Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
-                         Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
-                         bool store_all, bool hold, int64_t expiry, int64_t probation, bool alone, int64_t quorum,
-                         int64_t span, int64_t every, double cut, double crowd, double crowd_least, double odd,
-                         double odd_least, double kin, double short_square, double few_kin, double short_level,
-                         double fade, double again, double most, double group, double group_spreads, double group_end,
-                         double group_left) {
+                         Tensor factor_counts, Tensor counts, double lr, double quantile, double max_norm, bool filter,
+                         bool receive, bool store_all, bool hold, int64_t expiry, int64_t probation, bool alone,
+                         int64_t quorum, int64_t span, int64_t every, double cut, double crowd, double crowd_least,
+                         double odd, double odd_least, double kin, double short_square, double few_kin,
+                         double short_level, double fade, double again, double most, double group, double group_spreads,
+                         double group_end, double group_left) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, products, similarity, met, rounds, "similarity"};
@@ -26,8 +26,8 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
   check.state("shift", shift, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   presence.check<Device>(check, n);
-  const Arrival arrival{dense(update), client,       dense(trained_on), now_row, next_row,
-                        models,        seen_factors, recorded,          counts};
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
+                        models,        seen_factors, recorded,          factor_counts, counts};
   arrival.check<Device>(check, op, n);
   std::vector<Span> spans = state.spans();
   spans.insert(spans.end(), {span_of("basis", basis, true), span_of("shift", shift, true)});

@@ -43,7 +43,8 @@ static void read_arrival(Reader& tensor, KinRound& r) {
 // Then the results.
 static void read_rest(Reader& tensor, const int64_t* whole, const double* real, KinRound& r) {
   tensor(r.rounds), tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
-  tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts), tensor(r.accepted), tensor(r.factor), tensor(r.reason);
+  tensor(r.seen_factors), tensor(r.recorded), tensor(r.factor_counts), tensor(r.counts), tensor(r.accepted),
+      tensor(r.factor), tensor(r.reason);
   tensor(r.weight);
   r.n = whole[0], r.d = whole[1], r.lists = whole[2], r.room = whole[3];
   r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];

@@ -49,7 +49,7 @@ extern "C" void step(void** at, const int64_t* whole, const double* real, unsign
   tensor(r.slots), tensor(r.last);
   read_clients(tensor, r);
   tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
-  tensor(r.seen_factors), tensor(r.recorded), tensor(r.counts), tensor(r.arrived);
+  tensor(r.seen_factors), tensor(r.recorded), tensor(r.factor_counts), tensor(r.counts), tensor(r.arrived);
   tensor(r.accepted), tensor(r.factor), tensor(r.reason);
   r.tiles = whole[0], r.m = whole[1] / 2, r.n = whole[2], r.columns = whole[3], r.d = whole[4];
   r.lists = whole[5], r.room = whole[6], r.half = whole[7], r.backwards = whole[8];

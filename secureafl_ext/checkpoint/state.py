@@ -7,7 +7,7 @@ the bounds below hold after any rounds, also after updates near the largest floa
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .. import ops
 from ..config import CHECKS, COUNTS, GONE, Config, is_rule
+from ..engines.factor_counts import COLUMNS, ROWS
+from ..engines.quantile import split_factors
 from ..rules.row_rules import MAX_SQUARE
 from ..rules.support import STAGES
 from ..validation import MOST, converted, describe, name_of, shown, whole
@@ -46,7 +48,7 @@ class Checkpoint:
 def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     """Every tensor that a state of these settings may have."""
     n, m, d = clients, config.memory, size
-    lists, room = 1 if config.factors == "pooled" else n, None if config.grows else config.room
+    lists, room = 1 if config.factors == "pooled" else n, config.room
     half = config.pair_dtype == torch.float16
     kept, pair, f64, i64 = config.dtype, config.pair_dtype, torch.float64, torch.int64
     count = ("0 or more", _within(0, MOST))
@@ -74,6 +76,8 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "last_epoch": Entry((n,), i64, "-1 or more", _within(GONE, MOST)),
         "uploads": Entry((n, 3), i64, *count),
     }
+    if config.keeps_all:
+        entries["factor_counts"] = Entry((1 + ROWS, COLUMNS), i64, *count)
     if config.sketch:
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
         most = 2 * math.ceil(d / config.sketch) ** 0.5
@@ -127,6 +131,10 @@ def check(
         raise ValueError(f"{caller}: state must be a dict, got {type(state).__name__}")
     entries = table(config, clients, size)
     state = _with_presence(state, config, clients)
+    listed = config.keeps_all and "factor_counts" not in state  # by an earlier version: a list of all factors
+    if listed:
+        del entries["factor_counts"]
+        entries["factors"] = replace(entries["factors"], shape=(1, None))
     missing = required(config, entries) - set(state)
     if missing:
         raise ValueError(f"{caller}: state must have {', '.join(sorted(missing))}, got none")
@@ -142,7 +150,11 @@ def check(
     for name, tensor in tensors.items():
         if not entries[name].holds(tensor):
             raise ValueError(f"{caller}: {name} must be {entries[name].expected}, got other values")
-    _check_factors(caller, tensors["factors"], tensors["recorded"], config, numbers["version"])
+    if listed:
+        tensors["factors"], tensors["factor_counts"] = split_factors(tensors["factors"].detach(), config.room)
+    _check_factors(caller, tensors["factors"], tensors["recorded"])
+    if config.keeps_all:
+        _check_counts(caller, tensors["factor_counts"], max(int(tensors["recorded"]) - config.room, 0))
     latest = int(tensors["turns"].max())
     if latest > numbers["version"]:
         raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
@@ -230,15 +242,20 @@ def _check_shape(caller: str, name: str, tensor: Tensor, entry: Entry) -> None:
         raise ValueError(f"{caller}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}")
 
 
-def _check_factors(caller: str, factors: Tensor, recorded: Tensor, config: Config, version: int) -> None:
+def _check_factors(caller: str, factors: Tensor, recorded: Tensor) -> None:
     """Q: the first `recorded` places of a list are finite, and the others are inf."""
-    room = factors.shape[-1]
-    # Q grows to `version` places: a version without that room would allocate memory at the next round.
-    if room < 1 or (config.grows and version > room):
-        raise ValueError(f"{caller}: factors must have room for {max(version, 1)} rounds, got {room}")
-    taken = torch.arange(room, device=recorded.device) < recorded[..., None]
+    taken = torch.arange(factors.shape[-1], device=recorded.device) < recorded[..., None]
     if not torch.equal(factors.isfinite().to(taken.device), taken.expand(factors.shape)):
         raise ValueError(f"{caller}: factors must be `recorded` finite values per list, then inf, got other values")
+
+
+def _check_counts(caller: str, counts: Tensor, counted: int) -> None:
+    """The counts of Q: row 0 has the sums of the others, `counted` in all."""
+    sums = counts[1:].sum(1, dtype=torch.float64)  # exact up to 2^53, and no overflow
+    if not torch.equal(counts[0].double(), torch.nn.functional.pad(sums, (0, counts.shape[1] - len(sums)))):
+        raise ValueError(f"{caller}: factor_counts must have the sums of its rows in row 0, got other values")
+    if float(sums.sum()) != counted:
+        raise ValueError(f"{caller}: factor_counts must count {counted} factors, got {float(sums.sum()):.0f}")
 
 
 def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:

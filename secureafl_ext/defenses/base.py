@@ -90,7 +90,6 @@ class Server(protocol.Server, Protocol):
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:
         """submit() for a CUDA graph. client: (1) int64    update, trained_on: (d)    staleness: () float64"""
 
-    def reserve(self, rounds: int) -> None: ...  # call it before a graph is captured
     def phase(self) -> int: ...  # ring-buffer slot; a captured graph is valid only for this slot
 
 

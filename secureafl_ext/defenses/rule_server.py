@@ -112,9 +112,6 @@ class RuleServer:
         remembered = {f"rule.{key}": value for key, value in vars(self.rule).items() if isinstance(value, Tensor)}
         return {"models": self.models, **remembered}
 
-    def reserve(self, rounds: int) -> None:
-        pass
-
     def phase(self) -> int:
         return self.version % len(self.models) + len(self.models) * self.refreshes()
 

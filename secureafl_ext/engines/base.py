@@ -22,13 +22,14 @@ class Outcome(NamedTuple):
 class Engine(Protocol):
     """The history of all clients, and one round after the other on it. Nothing waits for the device.
 
-    factors, recorded: Q, the Lipschitz factors that the filter compares with (quantile.py)
+    factors, recorded, factor_counts: Q, the Lipschitz factors that the filter compares with (quantile.py)
     counts: (5) int64, in the order of config.COUNTS
     presence: which clients count
     """
 
     factors: Tensor
     recorded: Tensor
+    factor_counts: Tensor
     counts: Tensor
     presence: Presence
     lr: float  # of the next round

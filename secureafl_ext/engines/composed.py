@@ -14,7 +14,7 @@ from ..rules.similarity import Similarity
 from .base import Outcome
 from .history import History
 from .presence import Presence
-from .quantile import empty_factors, factor_weights, forget_factors, most_below
+from .quantile import empty_factors, factor_weights, factors_below, forget_factors, most_below, record_factor
 from .row_wise import Arrival, RowWise
 from .sums import inner, squared_distance
 
@@ -41,7 +41,7 @@ class Composed:
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         self.config, self.clients, self.lr = config, clients, config.lr
         self.history = History(clients, config.memory, size, config.dtype, device)
-        self.factors, self.recorded = empty_factors(config, clients, device)
+        self.factors, self.recorded, self.factor_counts = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
         self.quorum = config.quorum_of(clients)
@@ -52,12 +52,12 @@ class Composed:
         return {name: tensor.to(device, copy=True) for name, tensor in self._tensors().items()}
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
-        self.factors = torch.empty_like(state["factors"], device=self.factors.device)
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"factors": self.factors, "recorded": self.recorded, "counts": self.counts, **self.presence.tensors()}
+        own |= {"factor_counts": self.factor_counts} if self.config.keeps_all else {}
         return {**own, **self._remembered()}
 
     def _remembered(self) -> dict[str, Tensor]:
@@ -183,13 +183,10 @@ class Composed:
 
         With equal weights this is factor > quantile(Q) with linear interpolation. Counting needs no sort.
         """
-        weights, place = factor_weights(self.factors, self.recorded, client)
-        below = torch.where(self.factors < factor, weights, 0).sum()
-        steep = below > most_below(weights, self.config.quantile)
-        before = self.factors.view(-1).index_select(0, place)
-        self.factors.view(-1).index_copy_(0, place, torch.where(when, factor, before))
-        rows = place // self.factors.shape[1]
-        self.recorded.index_add_(0, rows, when.long().reshape(1))
+        weights, place = factor_weights(self.factors, self.recorded, self.factor_counts, client)
+        below = factors_below(self.factors, self.factor_counts, weights, factor)
+        steep = below > most_below(self.factor_counts, weights, self.config.quantile)
+        record_factor(self.factors, self.recorded, self.factor_counts, place, factor, when)
         return steep
 
     def _aggregate(

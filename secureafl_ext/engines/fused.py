@@ -68,7 +68,7 @@ class Fused:
         self.status = zeros(n, dtype=torch.int32)
         self.pairs, self.oldest = zeros(n, dtype=torch.int64), zeros(n, dtype=torch.int64)
         self.seen = zeros(n, dtype=torch.bool)
-        self.factors, self.recorded = empty_factors(config, n, device)
+        self.factors, self.recorded, self.factor_counts = empty_factors(config, n, device)
         self.counts = zeros(len(COUNTS), dtype=torch.int64)
         self._arrived = torch.zeros((), dtype=torch.int32, device=device)  # used by the op alone; zero between rounds
         self._clients = torch.arange(clients, device=device).split(1)  # numbers on the device, for the op
@@ -84,7 +84,7 @@ class Fused:
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
-        judged = self.factors, self.recorded, self.counts, self._arrived
+        judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         state = *self._past, *judged
         return Outcome(*step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))
 
@@ -125,6 +125,7 @@ class Fused:
         return {
             "factors": self.factors[:n].to(device, copy=True),
             "recorded": self.recorded[:n].to(device, copy=True),
+            **({"factor_counts": self.factor_counts.to(device, copy=True)} if self.config.keeps_all else {}),
             "counts": self.counts.to(device, copy=True),
             "last_updates": self._rows(self.last, 1).to(device),
             "last_models": self._rows(self.last, 0).to(device),
@@ -139,8 +140,8 @@ class Fused:
         n, m = self.clients, self.config.memory
         carried = set(_PER_CLIENT) <= set(state)
         self.counts.copy_(state["counts"])
-        if self.config.grows:
-            self.factors = torch.empty_like(state["factors"], device=self.factors.device)
+        if self.config.keeps_all:
+            self.factor_counts.copy_(state["factor_counts"])
         self.factors[:n] = state["factors"].to(self.factors.device)
         self.recorded[:n] = state["recorded"].to(self.recorded.device)
         for name, tensor in self.presence.tensors(n).items():

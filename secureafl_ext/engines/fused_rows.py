@@ -43,6 +43,6 @@ class FusedRows(Composed):
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
-        judged = self.factors, self.recorded, self.counts
+        judged = self.factors, self.recorded, self.factor_counts, self.counts
         state = *self._past, *judged
         return Outcome(*self._step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))

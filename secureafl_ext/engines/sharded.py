@@ -53,7 +53,7 @@ class Sharded(Fused):
     ) -> Outcome:
         """After synchronize with the sums of this update."""
         number = client if isinstance(client, Tensor) else self._clients[client]
-        judged = self.factors, self.recorded, self.counts, self._arrived
+        judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings
         outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._pass_sums, *arguments)
         self._pending = True

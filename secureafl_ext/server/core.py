@@ -195,5 +195,6 @@ class ServerCore:
         """
         with self._ordered():
             client = self._engine.number_of(0) if client is None else client
-            bound = largest_accepted(self._engine.factors, self._engine.recorded, client, self.config.quantile)
+            e = self._engine
+            bound = largest_accepted(e.factors, e.recorded, e.factor_counts, client, self.config.quantile)
             return bound if self.config.filter else torch.full_like(bound, torch.inf)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..config import Config
 from ..engines import fused
-from ..engines.quantile import grown
 from ..engines.ranks import notify_at_start, ranks_of
 from ..validation import check
 from .checkpoints import CheckpointedServer, read_checkpoint
@@ -118,8 +117,6 @@ class SecureAFL(CheckpointedServer):
                 since = self.version - self._turns[client]
                 return too_soon_receipt(client, since, self.config.spacing, staleness, self.version, update.device)
 
-            if self.config.grows:
-                self.reserve(1)
             update = update.detach()  # otherwise an autograd graph would grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
@@ -169,7 +166,7 @@ class SecureAFL(CheckpointedServer):
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
         """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors and are not checked.
 
-        To replay a captured round: call `reserve` first, replay only at the same `phase()`, then increment `version`.
+        To replay a captured round: replay only at the same `phase()`, then increment `version`.
         staleness is ignored here; other defenses of the simulator use it.
         """
         conflict = self._not_capturable()
@@ -198,12 +195,8 @@ class SecureAFL(CheckpointedServer):
         """Ring-buffer slot of the current model. A captured graph is valid only for this slot."""
         return self.version % len(self._rows)
 
-    @torch.inference_mode(False)
     def reserve(self, rounds: int) -> None:
-        """Make room in Q for the factors of this many more rounds. Only factors="pooled" without a window needs it."""
-        needed = self.version + rounds
-        if self.config.grows and needed > self._engine.factors.shape[1]:
-            self._engine.factors = grown(self._engine.factors, needed)
+        """Does nothing, and is kept for callers of earlier versions: Q no longer grows with the rounds."""
 
     @classmethod
     def load(

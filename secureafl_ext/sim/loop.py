@@ -56,7 +56,6 @@ class Rounds:
         if not self.server.capturable:  # its submit() takes a version, so it must keep the models
             del self.server  # before the next one is allocated: a history can be large
             self.server = make(settings.delay, trusted, **options)
-        self.server.reserve(settings.rounds)
         model = self.server.model
         self.adam = Adam(model, settings.lr, settings.decay) if settings.optimizer == "adam" else None
         self.net.scale, self.net.clip = self.adam.scale if self.adam else None, settings.clip

@@ -18,6 +18,15 @@ from secureafl_ext import RECOMMENDED, SecureAFL
 WARM = 5  # different updates, and uploads before the clock runs: the first ones allocate
 
 
+def fill(server: SecureAFL, random: torch.Generator) -> None:
+    """As if every client had uploaded until its part of Q was full."""
+    engine = server._engine
+    engine.seen.fill_(True)
+    engine.presence.uploads[:, 0] = engine.recorded.fill_(engine.factors.shape[1])
+    engine.factors.copy_(torch.rand(engine.factors.shape, generator=random, device=random.device))
+    engine.support.norms.copy_(torch.rand(server.clients, generator=random, device=random.device))
+
+
 def measured(clock: Clock, clients: int, size: int, sketch: int) -> tuple[float, float | None, float]:
     """(ms of a round, ms of a refresh or None, bytes of the history)"""
     random = torch.Generator(clock.device).manual_seed(SEED)
@@ -28,6 +37,8 @@ def measured(clock: Clock, clients: int, size: int, sketch: int) -> tuple[float,
     def submit() -> None:
         server.submit(server.version % clients, updates[server.version % WARM], server.version)
 
+    if sketch:
+        fill(server, random)
     for _ in range(WARM if sketch else max(WARM, clients)):  # whole updates are read of the clients that have one
         submit()
     round_ms = clock.ms(submit)

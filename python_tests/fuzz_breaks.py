@@ -18,7 +18,7 @@ DTYPES = (
 )  # fmt: skip
 ALSO_FLOATS = {"updates": DTYPES[:4], "slots": (torch.float16, torch.float32), "like": DTYPES}
 READ_ONLY = ("update", "trained_on")
-STATE_OPS = ("step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "update_sums")
+STATE_OPS = ("step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "sketch_step_", "update_sums")
 # Lengths that no other argument fixes, by op and argument.
 FREE = {
     "models": (0,), "seen_factors": (1,), "like": (0,),
@@ -143,6 +143,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
     bad = {
         "pairs": (-1, m + 1, *HUGE), "oldest": (-1, m, *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
         "recorded": (-1, *HUGE[1:]), "clock": (-1, *HUGE[1:]), "uploads": (-1, *HUGE[1:]), "last_epoch": (-2, *HUGE),
+        "order": (-1, call.facts.get("d", 0), *HUGE),
     }  # fmt: skip
     names = [name for name in bad if name in tensors_of(call) and call.args[name].numel()]
     names += ["verdict"] if call.op == "renew_" else []

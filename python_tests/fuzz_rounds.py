@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from fuzz_dice import OPS, Call, Dice, cast, need, offset, wide
 from fuzz_scene import AVERAGED, BOUND_NAMES, PER_CLIENT, SUPPORT_NAMES, Scene
+from fuzz_sketches import a_sketched_round
 from torch import Tensor
 
 from secureafl_ext import _C
@@ -118,3 +119,4 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
 
 
 STATEFUL = dict.fromkeys(("step_", *AVERAGED, "update_sums", "apply_", "renew_", "refresh_"), a_round)
+STATEFUL["sketch_step_"] = a_sketched_round

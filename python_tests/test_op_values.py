@@ -12,13 +12,17 @@ HUGE = 2**62
 ROUND = torch.ops.secureafl.step_.default
 KIN = torch.ops.secureafl.kin_step_.default
 SUPPORT = torch.ops.secureafl.support_step_.default
-AVERAGED = {KIN: "kinship", SUPPORT: "support"}
+SKETCH = torch.ops.secureafl.sketch_step_.default
+AVERAGED = {
+    KIN: {"rule": "kinship", "memory": 0},
+    SUPPORT: {"rule": "support", "memory": 0},
+    SKETCH: {"rule": "support", "memory": 0, "step": "received", "sketch": 64},
+}
 
 
 def arguments(device, op=ROUND):
     """By name, of a server that has been at work."""
-    settings = {"rule": AVERAGED[op], "memory": 0} if op in AVERAGED else {}
-    server = SecureAFL(torch.zeros(D, device=device), N, **settings)
+    server = SecureAFL(torch.zeros(D, device=device), N, **AVERAGED.get(op, {}))
     random = torch.Generator().manual_seed(0)
     for i in range(4 * N):
         server.submit(i % N, torch.randn(D, generator=random).to(device), server.version)
@@ -70,6 +74,9 @@ INSIDE = {
     "uploads -1": ("uploads", -1, r"uploads must lie in 0 to \d+, got -1"),
     "uploads most": ("uploads", 2**63 - 1, r"uploads must lie in 0 to \d+"),
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
+    "order -1": ("order", -1, "order must lie in 0 to 69, got -1"),
+    "order huge": ("order", HUGE, "order must lie in 0 to 69"),
+    "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),
 }
 # What the host knows everywhere.
 OUTSIDE = {
@@ -117,7 +124,7 @@ def call(op, given):
     return op(*given.values())
 
 
-@pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=["step_", "kin_step_", "support_step_"])
+@pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=["step_", "kin_step_", "support_step_", "sketch_step_"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_refuses_or_survives_every_value(op, case, device):
     given, (name, value, words) = arguments(device, op), CASES[case]

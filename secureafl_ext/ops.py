@@ -106,7 +106,11 @@ _FAKES: dict[str, Callable[..., Tensor | tuple[Tensor, Tensor]]] = {
 # Ops of the engines, in place on the state of a server: never under autograd.
 _JUDGED = (torch.bool, torch.float64, torch.int64)  # accepted, factor, reason
 _WEIGHED = (*_JUDGED, torch.float64)
-for _name, _dtypes in {"step_": _JUDGED, "apply_": _JUDGED, "kin_step_": _WEIGHED, "support_step_": _WEIGHED}.items():
+_ROUNDS: dict[str, tuple[torch.dtype, ...]] = {
+    **dict.fromkeys(("step_", "apply_"), _JUDGED),
+    **dict.fromkeys(("kin_step_", "support_step_", "sketch_step_"), _WEIGHED),
+}
+for _name, _dtypes in _ROUNDS.items():
     torch.library.register_fake(
         f"secureafl::{_name}",
         lambda first, *rest, dtypes=_dtypes: tuple(first.new_empty((), dtype=one) for one in dtypes),

@@ -3,6 +3,7 @@
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
+#include "common/block_team.cuh"
 #include "common/launch.cuh"
 #include "common/loads.cuh"
 #include "kinship/choose.h"
@@ -109,19 +110,6 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
     if (lane == 0 && k < r.n) parts[k * plan.chunks + chunk] = sum;
   }
 }
-
-// A team of a whole block; each warp is one row of the grid.
-struct BlockTeam {
-  static constexpr int kSize = 1024, kDown = 32, kAcross = 32;
-  __device__ int rank() const { return threadIdx.x; }
-  __device__ int down() const { return threadIdx.x / kAcross; }
-  __device__ int across() const { return threadIdx.x % kAcross; }
-  __device__ void sync() const { __syncthreads(); }
-  template <typename T>
-  __device__ T sum_across(T value) const {
-    return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), value, cg::plus<T>());
-  }
-};
 
 // Kernel 2, one block: choose.      parts (r.sums(), chunks)   rows, weights (n)
 static __global__ void __launch_bounds__(BlockTeam::kSize)

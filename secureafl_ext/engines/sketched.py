@@ -1,7 +1,8 @@
 """Sketched: rule="support" for fleets and models that are too large to keep whole updates.
 
 With step="received" a round needs of the other clients only their weights. So the history holds sketches in place of
-updates and models, and a round costs the same for any number of clients, but for a few passes over n numbers.
+updates and models, and a round costs the same for any number of clients, but for a few passes over n numbers. In
+float32 on a CPU or a CUDA device the round is one op (csrc/sketch); the refresh is torch code.
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,23 @@ from torch import Tensor
 
 from ..config import Config
 from ..rules.row_rules import MAX_SQUARE, clip_to, median_of
+from ..rules.similarity import SPAN
 from ..rules.sketched_support import SketchedSupport
 from .base import Outcome
 from .composed import Composed
+from .presence import settings_of
 from .row_wise import refresh_rounds
 from .sketch import Sketch
 from .sums import inner, squared_distance
 
 LONGEST = 2 * MAX_SQUARE**0.5  # a longer norm is kept as this: the client takes no part either way
+
+step = torch.ops.secureafl.sketch_step_.default
+
+
+def fits(config: Config, device: torch.device) -> bool:
+    """Whether the op supports these settings; plain ops support the rest."""
+    return config.dtype == torch.float32 and device.type in ("cpu", "cuda")
 
 
 class Sketched(Composed):
@@ -35,6 +45,11 @@ class Sketched(Composed):
         self.sketch = Sketch(size, config.sketch, config.sketch_seed, config.dtype, device)
         self.support = SketchedSupport(clients, config.sketch, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
+        past = self.history.last_updates, self.history.last_models, self.seen, *self.support.tensors().values()
+        self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
+        c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, SPAN
+        self._fused = fits(config, device)
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
@@ -50,27 +65,42 @@ class Sketched(Composed):
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
-        sketch, of_model = self.sketch.of(update), self.sketch.of(trained_on)
-        last, last_model, _ = self.history.of(number)
-        sums = self._sketched_sums(update, sketch - last, of_model - last_model)
-        v = self._decide(number, sums)
-        used = (v.taken | v.stored) & (v.clip > 0)  # clip is 0 if the norm overflows
-        norm = torch.where(used, sums[1].sqrt() * v.clip, 0).clamp(max=LONGEST)
-        norms = self.support.norms.index_copy(0, number, norm[None])
-        mask = v.present.index_copy(0, number, v.taken[None]) & (norms.square() <= MAX_SQUARE)
-        median_norm = median_of(norms, mask)
-        weight = self.support.weights(mask).index_select(0, number)[0]
-        scale = weight * mask.sum() * clip_to(norm, median_norm) * v.clip
-        direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
-        sketch = sketch * v.clip
-        self.support.add(number, sketch, last, norm, median_norm, v.stored)
-        self.history.remember(number, sketch, of_model, v.stored)
-        models[new] = self._stepped(models[now], direction, v)
-        none = torch.zeros_like(v.reason)
-        self._count(v, none, none)
+        do_round = self._fused_round if self._fused else self._composed_round
+        outcome = do_round(number, update, trained_on, models, now, new)
         self.rounds += 1
         if self.rounds % self.every == 0:
             self.support.refresh(self.presence.mask(self.seen))
+        return outcome
+
+    def _fused_round(
+        self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        state = *self._past, self.factors, self.recorded, self.factor_counts, self.counts
+        return Outcome(*step(update, client, trained_on, now, new, models, *state, self.lr, *self._settings))
+
+    def _composed_round(
+        self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        sketch, of_model = self.sketch.of(update), self.sketch.of(trained_on)
+        last, last_model, _ = self.history.of(client)
+        square = inner(update[None], update)[0]
+        changes = squared_distance(sketch, last), squared_distance(of_model, last_model)
+        bad, moved = (~update.isfinite()).sum().double(), (of_model != last_model).sum().double()
+        v = self._decide(client, torch.stack([bad, square, *changes, moved]))
+        used = (v.taken | v.stored) & (v.clip > 0)  # clip is 0 if the norm overflows
+        norm = torch.where(used, square.sqrt() * v.clip, 0).clamp(max=LONGEST)
+        norms = self.support.norms.index_copy(0, client, norm[None])
+        mask = v.present.index_copy(0, client, v.taken[None]) & (norms.square() <= MAX_SQUARE)
+        median_norm = median_of(norms, mask)
+        weight = self.support.weights(mask).index_select(0, client)[0]
+        scale = weight * mask.sum() * clip_to(norm, median_norm) * v.clip
+        direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
+        sketch = sketch * v.clip
+        self.support.add(client, sketch, last, norm, median_norm, v.stored)
+        self.history.remember(client, sketch, of_model, v.stored)
+        models[new] = self._stepped(models[now], direction, v)
+        none = torch.zeros_like(v.reason)
+        self._count(v, none, none)
         return Outcome(v.accepted, v.factor, v.reason, weight)
 
     def forget(self, client: int) -> None:
@@ -88,9 +118,3 @@ class Sketched(Composed):
 
     def _no_updates(self, call: str) -> ValueError:
         return ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {self.config.sketch}")
-
-    def _sketched_sums(self, update: Tensor, changed: Tensor, moved: Tensor) -> Tensor:
-        """(JUDGED) float64, as update_sums. changed, moved: (k), sketches of the changes of update and model"""
-        bad, square = (~update.isfinite()).sum().double(), inner(update[None], update)[0]
-        changes = (squared_distance(change, torch.zeros_like(change)) for change in (changed, moved))
-        return torch.stack([bad, square, *changes, (moved != 0).sum().double()])

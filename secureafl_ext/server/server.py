@@ -189,6 +189,8 @@ class SecureAFL(CheckpointedServer):
             return f"spacing={self.config.spacing}"  # turns are counted on the host
         if self._engine.capturable:
             return None
+        if self.config.sketch:
+            return f"sketch={self.config.sketch}"
         return fused.unsupported(self.config, self.clients, self._models.device)
 
     def phase(self) -> int:

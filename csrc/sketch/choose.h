@@ -1,0 +1,95 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "round/judge.h"
+#include "round/quantile.h"
+#include "sketch/median_norm.h"
+#include "sketch/sketch.h"
+
+namespace secureafl::SECUREAFL_KIND {
+
+// Counts over Q and over all clients but the arriving one, before this round.
+struct Totals {
+  Tally tally;
+  int64_t rows;  // clients with a row
+  Census others;
+};
+
+// Averages the upload of the client, and stores its sketches and its norm. sketches (2, k): before clipping
+template <typename Team>
+SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Verdict& v, const float* sketches,
+                               double norm, double median_norm) {
+  const int64_t at = v.client * r.k;
+  const double before = r.norms[v.client], longest = fmax(norm, median_norm);
+  double sums[] = {0, 0};  // the product with the last upload, and the numbers that are not finite
+  SECUREAFL_NO_UNROLL
+  for (int64_t b = team.rank(); b < r.k; b += Team::kSize) {
+    const double now = sketches[b] * v.clip / longest;
+    sums[0] += now * r.update_sketches[at + b];
+    sums[1] += !isfinite(now);
+  }
+  team.sum_all(sums);
+  const double consecutive = sums[0] / fmax(before, median_norm);
+  const bool counts = sums[1] == 0 && isfinite(consecutive), again = before > 0;  // a first upload begins the mean
+  const double compared = again ? static_cast<double>(r.met[v.client]) : -1;      // uploads compared before
+  const double share = 1 / fmin(compared + 2, r.span);
+  team.sync();  // all have read the state of the client
+  SECUREAFL_NO_UNROLL
+  for (int64_t b = team.rank(); b < r.k; b += Team::kSize) {
+    const float clipped = sketches[b] * v.clip;
+    const double mean = r.means[at + b];
+    if (counts) r.means[at + b] = static_cast<float>(mean + share * (clipped / longest - mean));
+    r.update_sketches[at + b] = clipped;
+    r.model_sketches[at + b] = sketches[r.k + b];
+  }
+  if (team.rank() != 0) return;
+  if (counts && again) {
+    const double square = r.squares[v.client];
+    r.squares[v.client] = square + (consecutive - square) / fmin(fmax(compared + 1, 1.0), r.span);
+    r.met[v.client] = plus_one(r.met[v.client]);
+  }
+  r.norms[v.client] = norm;
+  r.seen[v.client] = true;
+}
+
+// From the sums to the verdict, the step and the new state. judged (kSums)   sketches (2, k)   keys (n): scratch
+template <typename Team>
+SECUREAFL_FN void choose_step(const Team& team, const SketchRound& r, const double* judged, const Totals& totals,
+                              const float* sketches, uint64_t* keys, Bins* bins, SketchStep* out) {
+  if (team.rank() == 0) {
+    const ClientState before = client_state(r);
+    Verdict verdict = decide(r, before, judged, totals.tally, totals.others);
+    verdict.steps &= totals.rows + (before.known || verdict.stored) >= r.quorum;
+    out->verdict = verdict;
+  }
+  team.sync();
+
+  const Verdict v = out->verdict;
+  const double norm = v.stored ? sqrt(judged[kGG]) * v.clip : 0;  // an update that is not stored takes no part
+  int count[] = {0};                                              // clients that count
+  SECUREAFL_NO_UNROLL
+  for (int64_t k = team.rank(); k < r.n; k += Team::kSize) {
+    const bool present = k == v.client ? v.received : r.presence.counts(r.seen[k], k);
+    const double length = k == v.client ? norm : r.norms[k];
+    const bool counts = present && length * length <= kMaxSquare;
+    keys[k] = counts ? bits_of<uint64_t>(length) : kNoKey;
+    count[0] += counts;
+  }
+  team.sum_all(count);
+  const double median_norm = median_of_keys(team, keys, r.n, count[0], bins);
+  if (team.rank() == 0) {
+    // Below 0 if more clients count than when the shifts were computed.
+    const double shifted = fmax(1.0 / count[0] + r.shift[v.client], 0.0);
+    const double weight = keys[v.client] != kNoKey ? shifted : 0;
+    const double clip = norm > median_norm ? median_norm / norm : 1;
+    out->scale = static_cast<float>(weight * count[0] * clip * v.clip);
+    *r.weight = weight;
+  }
+  if (v.stored) store_upload(team, r, v, sketches, norm, median_norm);
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <float.h>
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "round/judge.h"
+#include "round/round.h"
+
+// A round of rule "support" on sketches: k numbers of each client's update and model in place of all d (reasons:
+// secureafl_ext/engines/sketch.py, rules/sketched_support.py). Three steps that both devices share:
+//   sums     over d: the sketches of the update and of the model it was computed on, the square of the update
+//   choose   on n and k numbers: the verdict, the median norm, the weight of the update, the client's new sketches
+//   step     over d: the next model, along the update alone
+
+namespace secureafl::SECUREAFL_KIND {
+
+constexpr double kMaxSquare = 1e300;                      // MAX_SQUARE of row_rules.py
+constexpr int64_t kMaxSketched = (1 << kCensusBits) - 1;  // clients that a census can count
+
+struct SketchRound : Round {
+  int64_t k, rows;         // numbers of a sketch, coordinates in each
+  const int64_t* order;    // (rows, k): the coordinate in each place
+  const float* signs;      // (rows, k): 1 or -1; 0 where a place has no coordinate
+  float* update_sketches;  // (n, k): of the last updates
+  float* model_sketches;   // (n, k): of the models they were computed on
+  float* means;            // (n, k): mean sketch of each client's updates, clipped to the median norm, in units of it
+  double* squares;         // (n): mean inner product of consecutive ones
+  int64_t* met;            // (n): uploads of each client but its first
+  double* norms;           // (n): of the last updates
+  const double* shift;     // (n): of each client's weight from 1 / count
+  double span;             // uploads that a mean is over
+  int64_t quorum;          // the model takes no step while fewer clients have a row
+  double* weight;          // (): result, the weight of the update before it is clipped to the median norm
+};
+
+// Sums over the coordinates of a bucket.
+enum BucketSum { kOfUpdate, kOfModel, kOfSquare, kBucketSums };
+
+SECUREAFL_FN void add_place(const SketchRound& r, int64_t place, double (&sums)[kBucketSums]) {
+  const int64_t c = clamped(r.order[place], 0, r.d - 1);
+  const double sign = r.signs[place], g = sign * r.update[c];
+  sums[kOfUpdate] += g;
+  sums[kOfModel] += sign * r.trained_on[c];
+  sums[kOfSquare] += g * g;
+}
+
+// One number of a sketch. It stays finite if the coordinates are; NaN stays NaN.
+SECUREAFL_FN float sketched(double sum) {
+  return sum > FLT_MAX ? FLT_MAX : sum < -FLT_MAX ? -FLT_MAX : static_cast<float>(sum);
+}
+
+// Writes bucket b of sketches (2, k), those of the update and of its model, and adds it to the sums of the judge.
+SECUREAFL_FN void finish_bucket(const SketchRound& r, int64_t client, int64_t b, const double (&of)[kBucketSums],
+                                float* sketches, double (&judged)[kSums]) {
+  const float g = sketches[b] = sketched(of[kOfUpdate]), w = sketches[r.k + b] = sketched(of[kOfModel]);
+  const double y = static_cast<double>(g) - r.update_sketches[client * r.k + b];
+  const double s = static_cast<double>(w) - r.model_sketches[client * r.k + b];
+  judged[kGG] += of[kOfSquare];
+  judged[kYY] += y * y;
+  judged[kSS] += s * s;
+}
+
+// Squares of floats do not overflow a double: their sum is finite if all coordinates are.
+SECUREAFL_FN double non_finite(const double (&judged)[kSums]) { return !isfinite(judged[kGG]); }
+
+// Result of `choose_step`.
+struct SketchStep {
+  Verdict verdict;
+  float scale;  // of the update
+};
+
+// Next value of coordinate c.
+SECUREAFL_FN float next_value(const SketchRound& r, const SketchStep& step, int64_t c) {
+  return stepped(step.verdict, r.model[c], step.verdict.received ? r.update[c] * step.scale : 0.0f);
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

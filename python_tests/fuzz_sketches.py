@@ -1,0 +1,108 @@
+"""Calls of sketch_step_ that must succeed; the oracle is the round of plain ops on the same state."""
+
+import math
+
+import torch
+from fuzz_dice import Call, Dice, cast, names_of, need
+from fuzz_scene import books, presence, settings_of
+from torch import Tensor
+
+from secureafl_ext.config import Config
+from secureafl_ext.engines.base import Outcome
+from secureafl_ext.engines.sketched import Sketched
+
+WIDTH = 64  # numbers of a sketch
+EQUAL = ("seen", "met", "recorded", "clock", "last_epoch", "uploads", "counts")
+CLOSE = ("update_sketches", "model_sketches", "means", "squares", "norms", "factors")
+
+
+class SketchedScene:
+    """A random state, one arrival, and the engine that holds the state."""
+
+    def __init__(self, dice: Dice, device: str):
+        n, d, rows = dice.choice((1, 2, 3, 4, 6, 9)), dice.choice((1, 2, 5, 33, 64, 65, 130, 200)), dice.choice((2, 3))
+        sketched = {"step": "received", "receive": True, "sketch": WIDTH, "sketch_seed": dice.randrange(99)}
+        self.config = Config(**{**vars(settings_of(dice, n, "support")), **sketched})
+        self.n, self.d, self.device, self.sane = n, d, torch.device(device), True
+        self.now = dice.randrange(rows)
+        self.new = (self.now + dice.randrange(1, rows)) % rows
+        self.client, self.models = dice.randrange(n), torch.from_numpy(dice.normal(rows, d)).float()
+        self.update = torch.from_numpy(dice.normal(d)).float() * dice.choice((0.0, 0.1, 1.0, 1.0, 10.0))
+        self.trained_on = self.models[self.now].clone()
+        self.engine = Sketched(self.config, n, d, self.device)
+        self.state = self._draw(dice)
+        if dice.chance(0.15):
+            self.sane = False
+            self.update = cast(dice.spoil(self.update.double().numpy()), torch.float32, "cpu")
+        self.engine.load(self.state, self.models[self.now])
+        self.start, self.models = self.models, self.models.to(self.device, copy=True)
+
+    def _draw(self, dice: Dice) -> dict[str, Tensor]:
+        n, state = self.n, self.engine.state(torch.device("cpu"))
+        state |= books(dice, n if self.config.factors == "per_client" else 1, self.config)
+        state["seen"] = torch.from_numpy(dice.bools(n))
+        state |= presence(dice, n, state["seen"])
+        for name in ("update_sketches", "model_sketches", "means"):
+            state[name] = torch.from_numpy(dice.normal(n, WIDTH)).float()
+        sketch = Sketched(self.config, n, self.d, torch.device("cpu")).sketch
+        if dice.chance(0.2):  # on the same model, perhaps the same update
+            state["model_sketches"][self.client] = sketch.of(self.trained_on)
+        if dice.chance(0.2):
+            state["update_sketches"][self.client] = sketch.of(self.update)
+        state["squares"], state["shift"] = torch.from_numpy(dice.normal(2, n)) / n
+        state["met"] = torch.from_numpy(dice.numbers.integers(0, 80, n))
+        state["norms"] = torch.from_numpy(dice.numbers.choice((0.0, 0.5, 1.0, 7.0, 1e200), n))
+        if dice.chance(0.5):
+            state["norms"] = torch.from_numpy(dice.numbers.random(n))
+        return state
+
+    def args(self, op: str, dice: Dice) -> dict[str, object]:
+        e, sent = self.engine, (dice.laid_out(one.to(self.device)) for one in (self.update, self.trained_on))
+        update, trained_on = sent
+        client = torch.tensor([self.client], device=self.device)
+        judged = e.factors, e.recorded, e.factor_counts, e.counts
+        values = update, client, trained_on, self.now, self.new, self.models, *e._past, *judged, e.lr, *e._settings
+        return dict(zip(names_of(op), values, strict=True))
+
+    def expected(self, stretch: float = 1.0) -> tuple[dict[str, Tensor], Tensor, Outcome]:
+        """(state, models, outcome) of plain ops; the update as much longer as `stretch` says."""
+        oracle = Sketched(self.config, self.n, self.d, torch.device("cpu"))
+        oracle._fused = False
+        oracle.load(self.state, self.start[self.now])
+        models = self.start.clone()
+        outcome = oracle._composed_round(
+            torch.tensor([self.client]), self.update * stretch, self.trained_on, models, self.now, self.new
+        )
+        return oracle.state(), models, outcome
+
+    def check(self, outcome: tuple[Tensor, ...]) -> None:
+        """Where a rounding error can tip the verdict the oracle itself tips."""
+        need(self.models.isfinite().all(), "models left the floats")
+        if not self.sane:
+            return
+        expected = self.expected()
+        try:
+            self._compare(outcome, *expected)
+        except AssertionError:
+            others = (self.expected(stretch)[2] for stretch in (1 - 3e-6, 1 + 3e-6))
+            if all(int(other.reason) == int(expected[2].reason) for other in others):
+                raise
+
+    def _compare(self, outcome: tuple[Tensor, ...], state: dict[str, Tensor], models: Tensor, wanted: Outcome) -> None:
+        need(int(outcome[2]) == int(wanted.reason), "reason", int(outcome[2]), "not", int(wanted.reason))
+        assert wanted.weight is not None
+        for name, ours, theirs in zip(("factor", "weight"), outcome[1::2], (wanted.factor, wanted.weight), strict=True):
+            a, b = float(ours), float(theirs)
+            close = math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b))
+            need(close, name, a, "not", b)
+        mine = self.engine.state(torch.device("cpu"))
+        for name in EQUAL:
+            need(torch.equal(mine[name], state[name]), name, mine[name], state[name])
+        for name, a, b in (("models", self.models.cpu(), models), *((name, mine[name], state[name]) for name in CLOSE)):
+            need(torch.isclose(a, b, rtol=1e-4, atol=1e-5).all(), name, a, b)
+
+
+def a_sketched_round(op: str, dice: Dice, device: str) -> Call:
+    scene = SketchedScene(dice, device)
+    facts = {"n": scene.n, "m": 0, "d": scene.d, "lists": len(scene.engine.recorded)}
+    return Call(op, scene.args(op, dice), scene.check, facts)

@@ -112,7 +112,8 @@ def start(settings, group, d=D, **more):
 def near(ours, theirs, bound=1e-4):
     for name in set(sharded.SLICED) & set(theirs):
         difference = (ours[name].double() - theirs[name].double()).norm()
-        assert difference <= bound * theirs[name].double().norm(), name
+        half = theirs[name].dtype == torch.float16  # two values that are rounded apart differ by 2^-11
+        assert difference <= (2**-11 if half else bound) * theirs[name].double().norm(), name
 
 
 def agree(ours, theirs, bound=1e-4):

@@ -73,26 +73,26 @@ def test_the_median_norm_is_that_of_all_who_count(others, alike, device):
 def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d, k):
     plain, ours = (make("cpu", n, d, sketch=k, quorum=0.0, expiry=2) for _ in range(2))
     emulate(monkeypatch, ours, Emulated(1), sketched)
-    drive((plain, ours), Arrivals(n, d), 30)
+    drive((plain, ours), Arrivals(n, d), 12)
     agree(ours, plain)
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["op", "kernels"])
 def test_factors_that_are_counted(kernels, device, monkeypatch):
     """A pooled Q that is full counts later factors by key."""
-    monkeypatch.setattr(config, "EXACT", 20)
-    n, d, pooled = 14, 301, SETTINGS["paper"]
+    monkeypatch.setattr(config, "EXACT", 4)
+    n, d, pooled = 5, 301, SETTINGS["paper"]
     ours, theirs = make(device, n, d, **pooled), make(device, n, d, fused=False, **pooled)
     if kernels:
         if device != "cpu":
             pytest.skip("on a GPU they run themselves")
         emulate(monkeypatch, ours, Emulated(3), sketched)
-    reasons = drive((ours, theirs), Arrivals(n, d), 90, bound=1e-3)
+    reasons = drive((ours, theirs), Arrivals(n, d), 30 if kernels else 90, bound=1e-3)  # kernels on a CPU are slow
     agree(ours, theirs)
     counts = [server.state_dict()["factor_counts"].cpu() for server in (ours, theirs)]
     assert (
         torch.equal(*counts)
-        and counts[0].sum() > 40
+        and counts[0].sum() > 10
         and "rejected: factor above the quantile of all factors" in reasons
     )
 
@@ -102,7 +102,7 @@ def test_no_thread_of_the_kernels_runs_ahead(monkeypatch):
     n, d = 30, 200
     one, other = (make("cpu", n, d, quorum=0.0, factors="pooled") for _ in range(2))
     emulate(monkeypatch, one, Emulated(1), sketched), emulate(monkeypatch, other, Emulated(2), sketched)
-    drive((one, other), Arrivals(n, d), 24)
+    drive((one, other), Arrivals(n, d), 8)
     identical(one, other)
 
 

@@ -13,6 +13,16 @@ def identical(ours, theirs):
         torch.testing.assert_close(torch.as_tensor(ours[name]), torch.as_tensor(value), rtol=0, atol=0, equal_nan=True)
 
 
+def stays_finite(server):
+    """Updates of up to 3e38 with a learning rate of 1e30: a coordinate that would leave the floats keeps its value."""
+    numbers = torch.tensor([1.0, 1e20, -1e20, 0.0, 3e38])
+    update = torch.nn.functional.pad(numbers, (0, len(server.model) - len(numbers))).to(server.model)
+    for t in range(13):
+        server.submit(t % server.clients, update if t % 2 else -update, server.version)
+        assert server.model.isfinite().all()
+    assert server.model[0] != 0 and server.model[3] == 0
+
+
 def same_on_any_threads(one, two, arrivals, rounds):
     """Rounds of one server on a single thread and of its twin on two end in the same state."""
     threads = torch.get_num_threads()

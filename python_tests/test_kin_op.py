@@ -4,7 +4,7 @@ import pytest
 import torch
 from kin_rounds import Arrivals, arguments_of_a_round, drive, make, refuses
 from peaks import peak, start_peak
-from states import identical, same_on_any_threads
+from states import identical, same_on_any_threads, stays_finite
 
 from secureafl_ext.engines import kinship
 
@@ -55,12 +55,7 @@ def test_a_client_that_there_is_not_is_refused():
 
 
 def test_a_coordinate_never_leaves_the_floats(device):
-    server = make(device, 3, 5, lr=1e30, filter=False, max_norm=INF)
-    for t in range(12):
-        update = torch.tensor([1.0, 1e20, -1e20, 0.0, 3e38], device=device)
-        server.submit(t % 3, update if t % 2 else -update, server.version)
-        assert server.model.isfinite().all()
-    assert server.model[0] != 0 and server.model[3] == 0
+    stays_finite(make(device, 3, 5, lr=1e30, filter=False, max_norm=INF))
 
 
 def test_two_runs_are_bit_equal(device):

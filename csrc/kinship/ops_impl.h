@@ -81,19 +81,12 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
   const int64_t n = state.check<Device>(check, op);
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
-  presence.check<Device>(check, n);
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
                         models,        seen_factors, recorded,          factor_counts, counts};
-  arrival.check<Device>(check, op, n);
   std::vector<Span> spans = state.spans();
   spans.push_back(span_of("centre", centre, true));
-  arrival.add_spans(spans);
-  presence.add_spans(spans);
-  check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
-  settings.check(check);
-  check.within("quorum must lie in", quorum, 0, n);
-  check.within("span must lie in", span, 1, INT32_MAX);
+  check_row_wise<Device>(check, op, n, presence, arrival, settings, quorum, span, std::move(spans));
 
   const Device device(models);
   KinRound r{};

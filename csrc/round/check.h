@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -226,5 +227,20 @@ struct RoundSettings {
     r.hold = hold;
   }
 };
+
+// Checks what the rounds of row-wise rules have in common. spans: memory of the other arguments
+template <typename Device>
+void check_row_wise(const Check& check, const char* op, int64_t n, const PresenceState& presence,
+                    const Arrival& arrival, const RoundSettings& settings, int64_t quorum, int64_t span,
+                    std::vector<Span> spans) {
+  presence.check<Device>(check, n);
+  arrival.check<Device>(check, op, n);
+  arrival.add_spans(spans);
+  presence.add_spans(spans);
+  check.no_overlap(spans);
+  settings.check(check);
+  check.within("quorum must lie in", quorum, 0, n);
+  check.within("span must lie in", span, 1, INT32_MAX);
+}
 
 }  // namespace secureafl::SECUREAFL_KIND

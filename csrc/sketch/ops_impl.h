@@ -99,18 +99,10 @@ SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tens
                           means,  squares, met,   norms,           shift};
   const int64_t n = state.check<Device>(check, op);
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
-  presence.check<Device>(check, n);
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
                         models,        seen_factors, recorded,          factor_counts, counts};
-  arrival.check<Device>(check, op, n);
-  std::vector<Span> spans = state.spans();
-  arrival.add_spans(spans);
-  presence.add_spans(spans);
-  check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
-  settings.check(check);
-  check.within("quorum must lie in", quorum, 0, n);
-  check.within("span must lie in", span, 1, INT32_MAX);
+  check_row_wise<Device>(check, op, n, presence, arrival, settings, quorum, span, state.spans());
 
   const Device device(models);
   SketchRound r{};

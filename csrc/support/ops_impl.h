@@ -25,19 +25,12 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
   check.state("basis", basis, ScalarType::Double, "(3, n, n)", {kStages, n, n});
   check.state("shift", shift, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
-  presence.check<Device>(check, n);
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
                         models,        seen_factors, recorded,          factor_counts, counts};
-  arrival.check<Device>(check, op, n);
   std::vector<Span> spans = state.spans();
   spans.insert(spans.end(), {span_of("basis", basis, true), span_of("shift", shift, true)});
-  arrival.add_spans(spans);
-  presence.add_spans(spans);
-  check.no_overlap(spans);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
-  settings.check(check);
-  check.within("quorum must lie in", quorum, 0, n);
-  check.within("span must lie in", span, 1, INT32_MAX);
+  check_row_wise<Device>(check, op, n, presence, arrival, settings, quorum, span, std::move(spans));
   check.within("every must lie in", every, 1, INT32_MAX);
 
   const Device device(models);

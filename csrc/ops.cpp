@@ -64,7 +64,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "bool receive, bool store_all, bool hold, int expiry, int probation, bool alone, int quorum, int span, "
       "int every, float cut, float crowd, float crowd_least, float odd, float odd_least, float kin, "
       "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
-      "float group_spreads, float group_end, float group_left) "
+      "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   // sketch/sketch_step.cuh, sketch/sketch_step_cpu.h
   m.def(

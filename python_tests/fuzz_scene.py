@@ -26,7 +26,7 @@ SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "es
 BOUND_NAMES = ("span", "known", "kin", "crowd", "turned", "least", "least_sum", "least_apart", "near")
 SUPPORT_NAMES = (
     "cut", "crowd", "crowd_least", "odd", "odd_least", "kin", "short_square", "few_kin", "short_level", "fade", "again",
-    "most", "group", "group_spreads", "group_end", "group_left",
+    "most", "group", "group_spreads", "group_end", "group_left", "opposed", "opposed_end", "fill",
 )  # fmt: skip
 AVERAGED = {"kin_step_": "kinship", "support_step_": "support"}  # ops of a round, and the rule of theirs
 

@@ -42,15 +42,23 @@ def kin_weights(products):
 
 
 def kept(products):
-    """(c): the share of its weight that a client keeps: less in a group that is larger than usual."""
+    """(c): the share of its weight that a client keeps: less with many opponents, who vote by what they keep."""
+    by_group, usual = kept_by_group(products)
+    votes, against = by_group, likeness(2 * np.diag(np.diag(products)) - products) - likeness(products)
+    for _ in range(2):
+        votes = by_group * np.interp(against @ votes / usual, [s.OPPOSED, s.OPPOSED_END], [1, 0])
+    return votes
+
+
+def kept_by_group(products):
+    """(c): the share of its weight that a client keeps: less in a group that is too large. And the usual size."""
     sizes = sorted(each := [1 + row.sum() for row in likeness(products)])
     usual, low = np.median(sizes), sizes[(len(sizes) - 1) // 4]
     largest = max(usual * (1 + s.GROUP), usual + s.GROUP_SPREADS * (usual - low))
     # Beyond the bound and a fifth a group has, all together, GROUP_LEFT of the weight of a usual one.
     ends = [min(1, s.GROUP_LEFT * usual / size) for size in each]
-    return np.array(
-        [np.interp(size, [largest, s.GROUP_END * largest], [1, end]) for size, end in zip(each, ends, strict=True)]
-    )
+    shares = [np.interp(size, [largest, s.GROUP_END * largest], [1, end]) for size, end in zip(each, ends, strict=True)]
+    return np.array(shares), usual
 
 
 class Space:
@@ -92,4 +100,6 @@ def shifts(products):
     weights += space.cut_above(s.AGAIN * crowd, everyone)
     share = weights * c  # 1 is a client's share of the mean
     faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))
-    return (np.minimum(faded * kept(products), s.MOST) - 1) / c
+    left = np.minimum(faded * kept(products), s.MOST)
+    fill = min(1 / left.mean(), s.FILL) if left.any() else 1
+    return (np.minimum(left * max(fill, 1), s.MOST) - 1) / c

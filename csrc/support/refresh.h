@@ -175,13 +175,48 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
   });
 }
 
-// How similar two clients are in `rest`: 0 to 1, 0 of a client with itself.
-SECUREAFL_FN double kin_weight(const Refresh& r, const RefreshTables& t, int i, int k) {
+// How similar two clients are in `rest`, 0 to 1, or how opposed, 0 to -1; 0 of a client with itself.
+SECUREAFL_FN double signed_kin(const Refresh& r, const RefreshTables& t, int i, int k) {
   const int n = static_cast<int>(r.n);
   if (k == i || !r.counts[k] || !r.counts[i]) return 0;
   const auto length = [&](int one) { return sqrt(fmax(t.rest[one * n + one], r.bounds.short_square)); };
   const double cosine = t.rest[i * n + k] / (length(i) * length(k));
-  return fmin(fmax((cosine - r.bounds.kin) / (1 - r.bounds.kin), 0.0), 1.0);
+  const double weight = fmin(fmax((fabs(cosine) - r.bounds.kin) / (1 - r.bounds.kin), 0.0), 1.0);
+  return cosine < 0 ? -weight : weight;
+}
+
+SECUREAFL_FN double kin_weight(const Refresh& r, const RefreshTables& t, int i, int k) {
+  return fmax(signed_kin(r, t, i, k), 0.0);
+}
+
+// kept (n) *= the share of its weight that a client keeps by who opposes it. Clients that push back what others with
+// the same data want have opponents and hardly any kin. The vote of a client counts by the share that it keeps.
+template <typename Team>
+SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const RefreshTables& t, double usual) {
+  const int n = static_cast<int>(r.n);
+  const SupportBounds& b = r.bounds;
+  double *votes = t.values, *shares = t.offsets;  // (n) each
+  SECUREAFL_NO_UNROLL
+  for (int i = team.rank(); i < n; i += Team::kSize) votes[i] = r.counts[i] ? t.kept[i] : 0;
+  team.sync();
+  SECUREAFL_NO_UNROLL
+  for (int pass = 0; pass < 2; ++pass) {  // the second time with fewer votes of those who are left out
+    SECUREAFL_NO_UNROLL
+    for (int i = team.down(); i < n; i += Team::kDown) {
+      double sum = 0;
+      for (int k = team.across(); k < n; k += Team::kAcross) sum += signed_kin(r, t, i, k) * votes[k];
+      sum = team.sum_across(sum);
+      if (team.across() != 0) continue;
+      shares[i] = fmin(fmax((b.opposed_end + sum / usual) / (b.opposed_end - b.opposed), 0.0), 1.0);
+    }
+    team.sync();
+    SECUREAFL_NO_UNROLL
+    for (int i = team.rank(); i < n; i += Team::kSize) votes[i] = r.counts[i] ? t.kept[i] * shares[i] : 0;
+    team.sync();
+  }
+  SECUREAFL_NO_UNROLL
+  for (int i = team.rank(); i < n; i += Team::kSize) t.kept[i] = votes[i];
+  team.sync();
 }
 
 // kept (n): the share of its weight that a client keeps. A group may be larger than the median size by a share of it,
@@ -209,6 +244,7 @@ SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const Refresh
     t.kept[i] = left + (1 - left) * share;
   }
   team.sync();
+  judge_opposed(team, r, t, usual);
 }
 
 // kin (n, n) = I - W: W has the weights of each client's kin, the clients with a cosine above the bound.
@@ -255,12 +291,20 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   cut_directions(team, r, t, t.kin, r.basis + r.n * r.n, -1, count);
   if (b.again > 0) cut_directions(team, r, t, nullptr, r.basis + 2 * r.n * r.n, crowd * b.again, count);
   // A client that has lost most of its weight loses all of it: what is left would be an attacker's rest.
+  double left = 0;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (!r.counts[k]) continue;
     const double weight = 1.0 / count + r.shift[k];
-    const double left = t.kept[k] * fmin(fmax((weight * count - b.fade) / b.fade, 0.0), 1.0);
-    r.shift[k] = fmin(weight * left, b.most / count) - 1.0 / count;
+    const double share = t.kept[k] * fmin(fmax((weight * count - b.fade) / b.fade, 0.0), 1.0);
+    t.values[k] = fmin(weight * share, b.most / count);
+    left += t.values[k];
+  }
+  // What left-out clients lose the others gain: otherwise attackers slow the training.
+  const double fill = fmin(fmax(1 / sum_all(team, left, t.parts), 1.0), b.fill);
+  SECUREAFL_NO_UNROLL
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    if (r.counts[k]) r.shift[k] = fmin(t.values[k] * fill, b.most / count) - 1.0 / count;
   }
 }
 

@@ -17,6 +17,8 @@ odd: an eigenvector of the residuals, each client's mean update minus that of it
 In all other directions the mean stays: without attackers, and with groups that are alike, the rule is the mean.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,9 @@ GROUP = 0.25  # a client whose group is larger than the usual by more than this 
 GROUP_SPREADS = 2.0  # or, where groups differ more, by this many times the usual minus the lower quartile
 GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
 GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
+OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
+OPPOSED_END = 0.5  # at this share all of it
+FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is
@@ -81,7 +86,8 @@ def weights(shift: Tensor, mask: Tensor) -> Tensor:
 def shifts(means: Tensor) -> Tensor:
     """(c) float64: the shifts of c clients with these averaged inner products (c, c)."""
     count = len(means)
-    kept = kept_by_group(1 + kin_weights(means).sum(1))
+    signed = signed_kin(means)
+    kept = kept_by_vote(1 + signed.clamp(min=0).sum(1), lambda votes: signed @ votes)
     state = means, torch.eye(count, dtype=means.dtype, device=means.device), torch.zeros_like(means[0])
     crowd = max(CROWD_LEAST, CROWD * float(level(centered(means))))
     state = cut_directions(*state, None, crowd)
@@ -97,8 +103,9 @@ def final_shift(shift: Tensor, kept: Tensor) -> Tensor:
     """(c): the shift after all directions were cut, bounded; and each client keeps the share kept (c) of its weight."""
     count = len(shift)
     weights = 1 / count + shift
-    faded = weights * ((weights * count - FADE) / FADE).clamp(0, 1) * kept
-    return faded.clamp(max=MOST / count) - 1 / count
+    faded = (weights * ((weights * count - FADE) / FADE).clamp(0, 1) * kept).clamp(max=MOST / count)
+    filled = faded * (1 / faded.sum().clamp(min=1 / FILL)).clamp(min=1)
+    return filled.clamp(max=MOST / count) - 1 / count
 
 
 def cut_directions(
@@ -142,6 +149,21 @@ def kept_by_group(sizes: Tensor) -> Tensor:
     return left + (1 - left) * ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
 
 
+def kept_by_vote(sizes: Tensor, support_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """(c): the share of its weight that each client keeps, from the size of its group and from who opposes it.
+
+    Clients that push back what others with the same data want have opponents and hardly any kin. The vote of a client
+    counts by the share that it keeps. support_of: of votes (c) the sum for each client (c), opponents negative
+    """
+    by_group = kept_by_group(sizes)
+    usual = median_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
+    kept = by_group
+    for _ in range(2):  # the second time with fewer votes of those who are left out
+        opposed = -support_of(kept) / usual
+        kept = by_group * ((OPPOSED_END - opposed) / (OPPOSED_END - OPPOSED)).clamp(0, 1)
+    return kept
+
+
 def centered(products: Tensor) -> Tensor:
     mean = products.mean(0)
     return products - mean - mean[:, None] + mean.mean()
@@ -153,14 +175,18 @@ def level(products: Tensor) -> Tensor:
     return median_of(own, torch.ones_like(own, dtype=torch.bool))
 
 
-def kin_weights(products: Tensor) -> Tensor:
-    """(c, c): how similar two clients are, 0 to 1; 0 of a client with itself."""
+def signed_kin(products: Tensor) -> Tensor:
+    """(c, c): how similar two clients are, 0 to 1, or how opposed, 0 to -1; 0 of a client with itself."""
     norms = products.diagonal().clamp(min=SHORT_SQUARE).sqrt()
-    return ((products / (norms[:, None] * norms) - KIN) / (1 - KIN)).clamp(0, 1).fill_diagonal_(0)
+    return signed_weights(products / (norms[:, None] * norms)).fill_diagonal_(0)
+
+
+def signed_weights(cosines: Tensor) -> Tensor:
+    return cosines.sign() * ((cosines.abs() - KIN) / (1 - KIN)).clamp(0, 1)
 
 
 def without_kin(products: Tensor) -> Tensor:
     """(c, c): maps the mean updates to the residuals, each minus the weighted mean of its kin."""
-    near = kin_weights(products)
+    near = signed_kin(products).clamp(min=0)
     near = near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
     return torch.eye(len(near), dtype=near.dtype, device=near.device) - near

@@ -11,9 +11,9 @@ RULES = ["kinship", "support"]
 N, D = 12, 40
 
 
-def make(rule, device="cpu", **settings):
+def make(rule, device="cpu", size=D, **settings):
     settings = {"rule": rule, "memory": 0, "lr": 0.1, "filter": False, "step": "received", **settings}
-    return SecureAFL(torch.zeros(D, device=device), N, **settings)
+    return SecureAFL(torch.zeros(size, device=device), N, **settings)
 
 
 def moved(server, client, update):
@@ -22,17 +22,19 @@ def moved(server, client, update):
     return before - server.model
 
 
-def unit(seed):
-    update = torch.randn(D, generator=torch.Generator().manual_seed(seed))
+def unit(seed, size=D):
+    update = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     return update / update.norm()
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_reason_for_other_weights_it_is_plain_sgd(rule, device):
-    """All as long, all different: each step is the update times the learning rate, whatever is remembered."""
-    server = make(rule, device, expiry=None, probation=0)
+    """All as long, all different: each step is the update times the learning rate, whatever is remembered.
+    In many dimensions: in few, random updates are similar or opposed by chance."""
+    size = 100_000
+    server = make(rule, device, size, expiry=None, probation=0)
     for i in range(3 * N):
-        update = unit(i)
+        update = unit(i, size)
         assert torch.allclose(moved(server, i % N, update).cpu(), 0.1 * update, atol=1e-6)
 
 

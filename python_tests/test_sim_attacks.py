@@ -104,7 +104,7 @@ OTHER_OPTIONS = {
     "adaptive": {"gamma": 1.0, "momentum": 0.0, "honest": 2},
     "alie": {"z": 1.0, "honest": 2},
     "ipm": {"epsilon": 1.0, "honest": 2},
-    "mimic": {"victim": 2},
+    "mimic": {"victim": 2, "factor": -1.0},
     **{name: CRAFTED for name in ("crafted", *PRESETS)},
 }  # fmt: skip
 # Told apart where they matter, in files of their own.

@@ -1,5 +1,7 @@
 """ALIE, IPM and Mimic, against their formulas in NumPy."""
 
+import math
+
 import numpy as np
 import pytest
 import scenes
@@ -54,6 +56,8 @@ def test_mimics_are_the_victim():
         update, gradients = sent("mimic", scenes.MALICIOUS[victim % 3], victim=victim)
         assert len(gradients) == 5
         np.testing.assert_allclose(update, gradients[victim], rtol=1e-4, atol=1e-7)
+    update, gradients = sent("mimic", scenes.MALICIOUS[0], victim=1, factor=-2.0)
+    np.testing.assert_allclose(update, -2 * gradients[1], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,7 @@ def test_mimics_are_the_victim():
     [
         ("alie", {"honest": 6}, "alie: honest must be 1 to 5, the honest clients, got 6"),
         ("ipm", {"honest": 0}, "ipm: honest must be 1 to 5, the honest clients, got 0"),
+        ("mimic", {"factor": math.nan}, "mimic: factor must be a finite number, got nan"),
         ("mimic", {"victim": 5}, "mimic: victim must be 0 to 4, an honest client, got 5"),
     ],
 )

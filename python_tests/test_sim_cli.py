@@ -186,12 +186,6 @@ def test_options_go_to_every_defense_that_knows_them(pretended):
     }
 
 
-def test_the_filter_is_wider_for_support_unless_a_quantile_is_given():
-    chosen = {name: Settings(defense=name).resolve().quantile for name in ("secureafl", "kardam", "secureafl-support")}
-    assert chosen == {"secureafl": 0.8, "kardam": 0.8, "secureafl-support": 0.95}
-    assert Settings(defense="secureafl-support", quantile=0.8).resolve().quantile == 0.8
-
-
 def test_settings_of_secureafl_go_to_the_variants_that_use_them(pretended):
     assert (
         main.main(["compare", "--defenses", "kardam,secureafl,secureafl-kin", "--memory", "5", "--quantile", "0.5"])

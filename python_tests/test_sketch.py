@@ -236,7 +236,7 @@ def test_hostile_updates_leave_a_state_that_loads(device):
 def test_an_update_whose_norm_overflows_is_not_averaged():
     """In float64: the products of its sketch would be infinite, and computing the weights would fail."""
     model = torch.zeros(D, dtype=torch.float64)
-    settings = {"sketch": 64, "sketch_seed": 7, "filter": False, "history_dtype": torch.float64}
+    settings = {"sketch": 64, "sketch_seed": 7, "history_dtype": torch.float64}
     server, random = SecureAFL(model, 4, **RECOMMENDED, **settings), torch.Generator().manual_seed(0)
     for i in range(40):
         update = torch.randn(D, generator=random, dtype=torch.float64)

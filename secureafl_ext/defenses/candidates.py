@@ -144,9 +144,9 @@ CANDIDATES: dict[str, tuple[dict[str, object], ...]] = {
     ),
     "secureafl-support": (
         {},
-        {"filter": False},
-        {"quantile": 0.8},
-        {"quantile": 0.99},
+        {"filter": True, "quantile": 0.8},
+        {"filter": True, "quantile": 0.95},
+        {"filter": True, "quantile": 0.99},
         {"probation": 2},
         {"probation": 5},
     ),

@@ -48,7 +48,7 @@ HELP = {
     "concentration": "of the dirichlet partition: a smaller value gives more different clients",
     "trusted": "clean samples of the server, for the defenses that need them",
     "holdout": "test on this share of the training data instead of the test set, to choose settings",
-    "quantile": "SecureAFL's alpha: an update is rejected if its factor is above this quantile of past factors",
+    "quantile": "SecureAFL's alpha: reject factors above this quantile of past ones; secureafl-support has no filter",
     "memory": "SecureAFL's epsilon: pairs kept of every client",
     "max_norm": "SecureAFL's G: a client's first update is clipped to this norm",
     "trust": "SecureAFL's cap on a correction, as a multiple of the norm of the corrected update; inf: no cap",

@@ -10,7 +10,6 @@ import torch
 
 from .. import build_info
 from ..attacks import ATTACKS
-from ..config import RECOMMENDED
 from ..defenses import DEFENSES
 from ..tasks import datasets
 from ..tasks.models import MODELS
@@ -95,7 +94,7 @@ class Settings:
     trusted: int = 100  # clean samples that the server holds, for the defenses that need them
     holdout: float = 0.0  # test on this share of the training data instead of the test set, to choose settings
     # SecureAFL and its variants only: see `VARIANT_SETTINGS`
-    quantile: float | None = None  # alpha: 0.8; 0.95 for secureafl-support, which needs the filter less
+    quantile: float = 0.8  # alpha; secureafl-support has no filter
     memory: int = 3  # epsilon: pairs kept of every client
     max_norm: float = 50.0  # G
     trust: float = 1.0  # cap on a correction, as a multiple of the norm of the update that it corrects
@@ -132,7 +131,6 @@ class Settings:
             "rounds": 400 if embedded else 20_000,
             "batch": 32 if grey else 64,
             "delay": 10 if self.arrivals == "uniform" else 4 * (self.clients or clients) * self._crowding(),
-            "quantile": RECOMMENDED["quantile"] if self.defense == "secureafl-support" else 0.8,
             "device": "cuda" if torch.cuda.is_available() and build_info()["cuda"] else "cpu",
         }
 
@@ -159,7 +157,6 @@ class Resolved(Settings):
     schedule: str
     calibrate: bool
     delay: int
-    quantile: float
     device: str
 
     @property

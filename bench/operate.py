@@ -15,12 +15,12 @@ from prometheus_client import generate_latest
 from report import SEED, Row, head, options, table, write
 from timing import Clock
 
-from secureafl_ext import SecureAFL
+from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.operate import Observer, Verdict, Watched
 from secureafl_ext.operate.json_log import JsonLog, read_line
 from secureafl_ext.operate.prometheus import Prometheus
 
-RULES = {"median": {}, "support": {"rule": "support", "memory": 0, "quantile": 0.95}}
+RULES = {"median": {}, "support": RECOMMENDED | {"quorum": 0.0}}
 MUST = 0.01  # of a round
 LAG = 3  # rounds that an upload is late by
 EVERY = 2.0  # seconds between two looks: the default of Watched

@@ -14,55 +14,50 @@ class Clock:
         self.epoch = self.rounds = self.applies = 0
         self.last = np.full(clients, np.nan)  # the epoch of the last stored upload
         self.gone, self.uploads, self.recent = np.zeros(clients, bool), np.zeros(clients, int), np.zeros(clients, int)
-        self.often = [0] * clients  # recent uploads in units of 1 / 1024, as of the client's last epoch
+        self.often = np.zeros(clients, int)  # recent uploads in units of 1 / 1024, as of the client's last epoch
 
     def stored(self, client):
         """Returns the factor of this round's step."""
         self.uploads[client] += 1
-        self.often[client] = self.recently(client) + 1024
-        self.recent[client] = self.in_epoch(client) + 1
+        recently, in_epoch = self.recently(), np.where(self.last == self.epoch, self.recent, 0)
+        recently[client] += 1024
+        in_epoch[client] += 1
+        self.often[client], self.recent[client] = recently[client], in_epoch[client]
         self.last[client], self.gone[client] = self.epoch, False
         live = self.live()
-        past = [k for k in live if self.uploads[k] >= self.probation]
-        self.applies = int(len(past) >= 0.75 * len(live))
+        past = live & (self.uploads >= self.probation)
+        self.applies = int(past.sum() >= 0.75 * live.sum())
         turning = past if self.applies else live
+        count = int(turning.sum())
         self.rounds += 1
-        done = sum(self.last[k] == self.epoch for k in turning)
-        own = self.in_epoch(client)
-        near = sum(self.in_epoch(k) >= (own - self.free) / 1.5 for k in turning)
-        full = np.isinf(self.expiry) or own <= self.free or near >= len(turning) / 2
-        pace = 1.0 if full else (self.free / own) ** 4
-        often = self.often[client]
-        if not np.isinf(self.expiry):
-            for level in range(6):
-                if 2 * sum(1.5 * (self.recently(k) + 1024) * 2**level >= often for k in turning) >= len(turning):
-                    break
-            else:
-                level = 6
-            pace = min(pace, 0.25**level)
-        if done >= Fraction(2, 3) * len(turning) or self.rounds >= 16 * len(turning):
+        pace = self.pace(in_epoch[client], in_epoch[turning], recently[client], recently[turning])
+        done = int((self.last[turning] == self.epoch).sum())
+        if done >= Fraction(2, 3) * count or self.rounds >= 16 * count:
             self.epoch, self.rounds = self.epoch + 1, 0
         return pace
 
-    def in_epoch(self, client):
-        return self.recent[client] if self.last[client] == self.epoch else 0
+    def pace(self, own, in_epoch, often, recently):
+        """From the client's uploads in this epoch and recently, and those of all who turn the clock, (count) each."""
+        if np.isinf(self.expiry):
+            return 1.0
+        half = len(in_epoch) / 2
+        ahead = own > self.free and (in_epoch >= (own - self.free) / 1.5).sum() < half
+        levels = [j for j in range(6) if (1.5 * (recently + 1024) * 2**j >= often).sum() >= half]
+        return min((self.free / own) ** 4 if ahead else 1.0, 0.25 ** min(levels, default=6))
 
-    def recently(self, client):
-        age = self.epoch - self.last[client]
-        if np.isnan(age) or self.gone[client] or age > min(self.expiry, 64):
-            return 0
-        left = self.often[client]
-        for _ in range(int(age)):
-            left -= -(-left // 8)
+    def recently(self):
+        age = self.epoch - self.last
+        left = np.where((age <= min(self.expiry, 64)) & ~self.gone, self.often, 0)
+        for passed in range(int(age[left > 0].max(initial=0))):
+            left -= np.where(age > passed, -(-left // 8), 0)
         return left
 
     def live(self):
-        return [k for k in range(len(self.last)) if self.epoch - self.last[k] <= self.expiry and not self.gone[k]]
+        return (self.epoch - self.last <= self.expiry) & ~self.gone
 
     def present(self):
-        live = set(self.live())
-        new = {k for k in live if self.uploads[k] < self.probation}
-        return sorted(live - new if self.applies else live)
+        counts = self.live()
+        return np.flatnonzero(counts & (self.uploads >= self.probation) if self.applies else counts).tolist()
 
     def forget(self, client):
         self.last[client], self.uploads[client], self.recent[client], self.gone[client] = np.nan, 0, 0, False

@@ -13,15 +13,8 @@ CLOSE = ("models", "update_sketches", "model_sketches", "means", "squares", "nor
 
 def make(device, n, d, fused=True, **settings):
     """A server whose rounds are the op, or with fused=False plain ops."""
-    settings = {
-        **RECOMMENDED,
-        "filter": True,
-        "sketch": 64,
-        "sketch_seed": 7,
-        "lr": 0.1,
-        "max_staleness": 4,
-        **settings,
-    }
+    settings = {"filter": True, "lr": 0.1, "max_staleness": 4, **settings}
+    settings = {**RECOMMENDED, "sketch": 64, "sketch_seed": 7, **settings}
     dtype = settings.get("history_dtype", torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         if not fused:

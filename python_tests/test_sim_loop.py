@@ -8,7 +8,7 @@ import pytest
 import scenes
 import torch
 
-from secureafl_ext import SecureAFL, attacks, defenses
+from secureafl_ext import RECOMMENDED, SecureAFL, attacks, defenses
 from secureafl_ext.attacks.crafted import PRESETS
 from secureafl_ext.sim import arrivals, federation, loop, metrics
 from secureafl_ext.sim.settings import Settings, UndefinedError
@@ -342,3 +342,11 @@ def test_what_defenses_share_with_the_run():
     assert other.quantile == 0.5
     wide = loop.Rounds(replace(chosen, dataset="cifar10", defense="sageflow", attack="none").resolve()).server.rule
     assert wide.bound == pytest.approx(math.log(12) / math.log(10))
+
+
+def test_support_runs_with_the_recommended_settings():
+    chosen = settings(defense="secureafl-support")
+    config = loop.Rounds(chosen.resolve()).server.config
+    assert {name: getattr(config, name) for name in RECOMMENDED} == RECOMMENDED
+    config = loop.Rounds(replace(chosen, defense_options={"filter": True}).resolve()).server.config
+    assert config.filter and config.quantile == chosen.quantile

@@ -37,7 +37,7 @@ INF = float("inf")
 def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
     plain, ours = oracle(16, 60, dtype, **settings), make(device, 16, 60, **settings)
     arrivals = Arrivals(16, 60)
-    reasons = drive((plain, ours), arrivals, 300)
+    reasons = drive((plain, ours), arrivals, 200)
     agree(ours, plain)
     assert left_out(ours).any() and (ours.state_dict()["met"] > KNOWN).any()
     assert len({reason.split(",")[0] for reason in reasons}) >= (3 if settings.get("filter") is False else 4)

@@ -111,7 +111,7 @@ def test_the_clock_is_the_one_of_the_definition(engine, settings, device):
     n = server.clients
     clock = Clock(n, **settings)
     speeds, counted = random.random(n) + 0.05, set()
-    for i in range(200):
+    for i in range(140):
         if i % 40 == 0:
             speeds = random.permutation(speeds)
         client = int(random.choice(n, p=speeds / speeds.sum()))

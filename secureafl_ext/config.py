@@ -47,7 +47,7 @@ RECOMMENDED: dict[str, Any] = {
     "rule": "support",
     "step": "received",
     "memory": 0,
-    # The filter costs honest updates, and rejects nothing that the rule would not make harmless.
+    # The filter rejects honest updates too, and in our runs it held nothing that the rule does not hold.
     "filter": False,
     # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
     # uploads must not be theirs alone.

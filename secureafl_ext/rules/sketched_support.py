@@ -97,8 +97,8 @@ class Rest:
 
 def shifts(rows: Tensor) -> Tensor:
     """(c) float64: as support.shifts of the inner products of these rows (c, k), which would be (c, c)."""
-    sizes = 1 + torch.cat([near.clamp(min=0).sum(1) for _, near in kin_blocks(rows)])
-    kept = support.kept_by_vote(sizes, lambda votes: torch.cat([near @ votes for _, near in kin_blocks(rows)]))
+    sizes = torch.cat([support.group_sizes(signed) for _, signed in kin_blocks(rows)])
+    kept = support.kept_by_vote(sizes, lambda votes: torch.cat([signed @ votes for _, signed in kin_blocks(rows)]))
     crowd = max(support.CROWD_LEAST, support.CROWD * float(level(rows - rows.mean(0))))
     rest = Rest(rows)
     cut_crowd(rest, crowd)
@@ -142,14 +142,13 @@ def kin_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     norms = rows.square().sum(1).clamp(min=support.SHORT_SQUARE).sqrt()
     units, numbers = rows / norms[:, None], torch.arange(len(rows), device=rows.device)
     for some in numbers.split(max(1, BLOCK // len(rows))):
-        near = support.signed_weights(units[some] @ units.T)
-        near[some - some[0], some] = 0
-        yield slice(int(some[0]), int(some[-1]) + 1), near
+        signed = support.signed_weights(units[some] @ units.T)
+        signed[some - some[0], some] = 0
+        yield slice(int(some[0]), int(some[-1]) + 1), signed
 
 
 def kin_shares(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The shares of a row's kin in their mean: kin_blocks, divided by their sums. Computed at each call: all of them
     together, (c, c), may not fit into memory."""
     for part, signed in kin_blocks(rows):
-        near = signed.clamp(min=0)
-        yield part, near / near.sum(1, keepdim=True).clamp(min=support.FEW_KIN)
+        yield part, support.shares_of_kin(signed)

@@ -7,7 +7,8 @@ biweight about their median. The step is a weighted sum of the clients' last upd
 number per client, the shift of its weight from 1 / count.
 
 First, a group of similar clients that is too large is left with less weight than a usual group: attackers who all
-send the same. Then two kinds of directions stand out:
+send the same. A client with more opponents than kin loses its weight: attackers who push straight back. Then two kinds
+of directions stand out:
 
 crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each
     group has an eigenvector; its eigenvalue grows with the group. Attackers with a common push form a larger one.
@@ -87,7 +88,7 @@ def shifts(means: Tensor) -> Tensor:
     """(c) float64: the shifts of c clients with these averaged inner products (c, c)."""
     count = len(means)
     signed = signed_kin(means)
-    kept = kept_by_vote(1 + signed.clamp(min=0).sum(1), lambda votes: signed @ votes)
+    kept = kept_by_vote(group_sizes(signed), lambda votes: signed @ votes)
     state = means, torch.eye(count, dtype=means.dtype, device=means.device), torch.zeros_like(means[0])
     crowd = max(CROWD_LEAST, CROWD * float(level(centered(means))))
     state = cut_directions(*state, None, crowd)
@@ -128,10 +129,9 @@ def cut_directions(
 
 def biweight(values: Tensor) -> Tensor:
     """(k): Tukey's biweight mean of every column of values (c, k), one step from the median."""
-    everyone = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    center = torch.stack([median_of(column, everyone) for column in values.T]) if values.numel() else values.sum(0)
+    center = torch.stack([median(column) for column in values.T]) if values.numel() else values.sum(0)
     away = (values - center).abs()
-    spread = torch.stack([median_of(column, everyone) for column in away.T]) if values.numel() else values.sum(0)
+    spread = torch.stack([median(column) for column in away.T]) if values.numel() else values.sum(0)
     inside = (1 - (away / (CUT * (NORMAL * spread + LEAST_SPREAD))).square()).clamp(min=0).square()
     return (inside * values).sum(0) / inside.sum(0)
 
@@ -142,7 +142,7 @@ def kept_by_group(sizes: Tensor) -> Tensor:
     Groups of honest clients differ in size, in some fleets much. The spread is taken from the lower half: attackers
     that form a large group are not in it.
     """
-    usual = median_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
+    usual = median(sizes)
     quartile = sizes.sort().values[(len(sizes) - 1) // 4]
     largest = usual + torch.maximum(GROUP * usual, GROUP_SPREADS * (usual - quartile))
     left = (GROUP_LEFT * usual / sizes).clamp(max=1)
@@ -153,10 +153,10 @@ def kept_by_vote(sizes: Tensor, support_of: Callable[[Tensor], Tensor]) -> Tenso
     """(c): the share of its weight that each client keeps, from the size of its group and from who opposes it.
 
     Clients that push back what others with the same data want have opponents and hardly any kin. The vote of a client
-    counts by the share that it keeps. support_of: of votes (c) the sum for each client (c), opponents negative
+    counts by the share that it keeps.
+    support_of: maps votes (c) to (c), for each client the votes of its kin minus those of its opponents
     """
-    by_group = kept_by_group(sizes)
-    usual = median_of(sizes, torch.ones_like(sizes, dtype=torch.bool))
+    usual, by_group = median(sizes), kept_by_group(sizes)
     kept = by_group
     for _ in range(2):  # the second time with fewer votes of those who are left out
         opposed = -support_of(kept) / usual
@@ -172,7 +172,12 @@ def centered(products: Tensor) -> Tensor:
 def level(products: Tensor) -> Tensor:
     """(): the usual eigenvalue, the median over the clients of the one that a client takes part in."""
     own = products.square().sum(1) / products.diagonal().clamp(min=SHORT_LEVEL)
-    return median_of(own, torch.ones_like(own, dtype=torch.bool))
+    return median(own)
+
+
+def median(values: Tensor) -> Tensor:
+    """(): the median of values (c)."""
+    return median_of(values, torch.ones_like(values, dtype=torch.bool))
 
 
 def signed_kin(products: Tensor) -> Tensor:
@@ -182,11 +187,22 @@ def signed_kin(products: Tensor) -> Tensor:
 
 
 def signed_weights(cosines: Tensor) -> Tensor:
+    """The same from the cosines of mean updates: 0 from -KIN to KIN, then up to 1 and down to -1."""
     return cosines.sign() * ((cosines.abs() - KIN) / (1 - KIN)).clamp(0, 1)
+
+
+def group_sizes(signed: Tensor) -> Tensor:
+    """(b): the size of a client's group, itself included, from rows (b, c) of signed_kin."""
+    return 1 + signed.clamp(min=0).sum(1)
+
+
+def shares_of_kin(signed: Tensor) -> Tensor:
+    """(b, c): the shares of a client's kin in their mean, from rows (b, c) of signed_kin."""
+    near = signed.clamp(min=0)
+    return near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
 
 
 def without_kin(products: Tensor) -> Tensor:
     """(c, c): maps the mean updates to the residuals, each minus the weighted mean of its kin."""
-    near = signed_kin(products).clamp(min=0)
-    near = near / near.sum(1, keepdim=True).clamp(min=FEW_KIN)
-    return torch.eye(len(near), dtype=near.dtype, device=near.device) - near
+    shares = shares_of_kin(signed_kin(products))
+    return torch.eye(len(shares), dtype=shares.dtype, device=shares.device) - shares

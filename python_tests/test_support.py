@@ -7,55 +7,9 @@ import numpy as np
 import pytest
 import support_oracle
 import torch
+from support_fleets import ALIKE, APART, SIZE, fleet, lone, mosaic, products_of, pushing, shifts, squads, unit, weights
 
-from secureafl_ext.rules import support
 from secureafl_ext.rules.support import Support
-
-SIZE = 60
-
-
-def unit(random, *shape):
-    drawn = random.normal(size=shape)
-    return drawn / np.linalg.norm(drawn, axis=-1, keepdims=True)
-
-
-def fleet(random, n, common=0.3, group=0.4, own=0.2, groups=8):
-    """(n, SIZE + 1): mean updates of honest clients in groups. Along the last axis no honest client pulls."""
-    groups = unit(random, groups, SIZE)[np.arange(n) % groups]
-    rows = common * unit(random, SIZE) + group * groups + own * unit(random, n, SIZE)
-    return np.concatenate([rows, np.zeros((n, 1))], 1)
-
-
-ALIKE = {"group": 0.0, "own": 0.3}
-APART = {"common": 0.2, "group": 0.3, "own": 0.1, "groups": 10}
-
-
-def pushing(random, n, f, strength, hide, **settings):
-    """The last f clients push along the last axis; hidden behind honest gradients or not. None is longer than 1."""
-    rows = fleet(random, n, **settings)
-    rows[n - f :] *= hide
-    rows[n - f :, -1] += strength
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1)
-
-
-def squads(random, n, f):
-    """Attackers in pairs; each pair pushes its own way, and all of them a little the same."""
-    rows = pushing(random, n, f, 0.3, hide=0)
-    rows[n - f :, :-1] += 0.5 * np.repeat(unit(random, (f + 1) // 2, SIZE), 2, 0)[:f]
-    return rows
-
-
-def mosaic(random, n, f):
-    """Each attacker hides its push behind the mean of some honest clients."""
-    rows = pushing(random, n, f, 0.25, hide=0)
-    some = random.random((f, n - f)) < 0.3
-    rows[n - f :] += some @ rows[: n - f] / np.maximum(some.sum(1, keepdims=True), 1)
-    return rows
-
-
-def lone(random, n):
-    return np.diag(random.uniform(0.2, 1, n))
-
 
 KINDS = {
     "groups": lambda random: fleet(random, 24),
@@ -72,23 +26,6 @@ KINDS = {
     "noise": lambda random: 0.7 * unit(random, 20, 10),
     "nothing": lambda random: np.zeros((7, 3)),
 }
-
-
-def products_of(rows):
-    return np.clip(rows @ rows.T, -1, 1)
-
-
-def shifts(products):
-    return support.shifts(torch.from_numpy(products)).numpy()
-
-
-def weights(rows):
-    """As a round has them."""
-    made = Support(len(rows), torch.device("cpu"))
-    made.means.copy_(torch.from_numpy(products_of(rows)))
-    everyone = torch.ones(len(rows), dtype=torch.bool)
-    made.refresh(everyone)
-    return made.weights(everyone).numpy()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,94 +117,6 @@ def test_a_common_push_of_less_than_a_quarter_loses_most_of_its_pull(settings, h
             rows = pushing(np.random.default_rng(seed), n, f, strength, hide, **settings)
             left.append((weights(rows) @ rows)[-1] / rows.mean(0)[-1])
         assert np.mean(left) < most, (strength, left)
-
-
-def sizes_of(rows):
-    """Of the group of each client."""
-    return 1 + support.signed_kin(torch.from_numpy(products_of(rows))).clamp(min=0).sum(1)
-
-
-def share_of(rows, first):
-    """Of the weight of all, that of the clients from this one on."""
-    return weights(rows)[first:].sum() / weights(rows).sum()
-
-
-def flippers(seed, groups=8):
-    """40 honest clients in groups, then ten that push back what one group wants, each another."""
-    random = np.random.default_rng(seed)
-    rows = fleet(random, 50, common=0.1, group=0.7, own=0.2, groups=groups)
-    rows[40:] = -rows[:10]
-    return rows
-
-
-def test_who_pushes_back_what_its_kin_want_has_no_weight():
-    for seed in range(5):
-        rows = flippers(seed)
-        assert share_of(rows, 40) < 0.05
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(support, "OPPOSED", 98.0), patch.setattr(support, "OPPOSED_END", 99.0)
-            assert share_of(rows, 40) > 0.1
-
-
-def test_a_group_that_many_oppose_keeps_its_weight():
-    """Ten attackers send the opposite of one group, to have it left out. They are the larger group, and lose votes."""
-    for seed in range(5):
-        rows = flippers(seed)
-        group = np.flatnonzero(rows[:40] @ rows[0] > 0.3)
-        rows[40:] = -rows[group].mean(0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(support, "OPPOSED", 98.0), patch.setattr(support, "OPPOSED_END", 99.0)
-            without = weights(rows)[group].sum()
-        assert weights(rows)[group].sum() >= 0.9 * without and 3 <= len(group) <= 7
-
-
-def test_what_left_out_clients_lose_the_others_gain():
-    rows = flippers(0)
-    assert 0.99 < weights(rows).sum() < 1 + 1e-9  # a few are at the bound of a weight
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(support, "FILL", 1.0)
-        assert weights(rows).sum() < 0.9
-        patch.setattr(support, "FILL", 1.05)
-        assert weights(rows).sum() < 0.95  # not by more than this
-
-
-@pytest.mark.parametrize("length", [0.25, 0.3, 0.4])
-def test_attackers_who_all_send_the_same_weigh_no_more_than_one_group_however_short_it_is(length):
-    """Too short for a crowd: their group is what gives them away. n = 50, f = 10, honest groups of four or five."""
-    for seed in range(5):
-        random = np.random.default_rng(seed)
-        rows = fleet(random, 50, common=0.1, group=0.6, own=0.2, groups=10)
-        rows[40:] = length * unit(random, SIZE + 1)
-        assert share_of(rows, 40) < 0.1 and weights(rows)[:40].sum() > 0.6  # a group of five weighs 0.1
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(support, "GROUP", np.inf)
-            assert share_of(rows, 40) > 0.1
-            patch.undo()
-            patch.setattr(support, "GROUP_LEFT", 0.0)
-            assert share_of(rows, 40) < 0.01
-
-
-def test_a_group_that_is_too_large_keeps_most_of_the_weight_of_a_usual_one():
-    """14 of 50 clients are alike, the others in groups of four: too many for the bound, and maybe all honest. If they
-    lost everything, nobody would learn their classes, and all clients that have these would join the group."""
-    groups = np.concatenate([np.repeat(np.arange(9), 4), np.full(14, 9)])
-    rows = 0.7 * np.eye(10)[groups] + 0.15 * unit(np.random.default_rng(0), 50, 10)
-    sizes = sizes_of(rows)
-    kept = support.kept_by_group(sizes)
-    assert kept[:36].min() == 1
-    assert 0.5 < kept[36:].sum() / sizes.median() < 1  # all together, in usual groups
-
-
-def test_groups_of_different_size_keep_their_weight():
-    """Sizes 1 to 8: a bound by the median size alone would take all weight from the largest."""
-    sizes = np.repeat(np.arange(8), np.arange(1, 9))  # the group of each of 36 clients
-    rows = 0.7 * np.eye(8)[sizes] + 0.2 * unit(np.random.default_rng(0), 36, 8)
-    kept = support.kept_by_group(sizes_of(rows))
-    assert kept.min() > 0.9
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(support, "GROUP_SPREADS", 0.0)
-        patch.setattr(support, "GROUP_LEFT", 0.0)
-        assert support.kept_by_group(sizes_of(rows)).min() < 0.7
 
 
 def test_the_order_of_clients_does_not_matter():

@@ -51,7 +51,7 @@ PyObject* tile_columns(PyObject*, PyObject* args) {
 PyObject* pass_sums(PyObject*, PyObject* args) {
   long long clients = 0, memory = 0;
   if (!PyArg_ParseTuple(args, "LL:pass_sums", &clients, &memory)) return nullptr;
-  return PyLong_FromLongLong(secureafl::PassSums{clients, memory}.count());
+  return PyLong_FromLongLong(secureafl::pass_sums(clients, memory));
 }
 
 PyMethodDef kFunctions[] = {{"build_info", build_info, METH_NOARGS, "What was built, as a dict."},

@@ -32,7 +32,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "aggregate_status(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
-  // round/judge.cuh, round/pass.cuh, round/renew.cuh; round/step_cpu.h
+  // round/judge.cuh, round/pass.cuh, round/renew.cuh, without pairs round/pass_last.cuh; round/step_cpu.h
   m.def("step_(" SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
   // round/sharded.cu

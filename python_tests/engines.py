@@ -10,6 +10,7 @@ ENGINES = {
     "fused float16": {"history_dtype": torch.float16},
     "paper": {"factors": "pooled", "on_reject": "step", "store": "all"},
     "fused window": {"window": 9, "memory": 2, "rule": "mean"},
+    "fused without pairs": {"memory": 0},
     "composed": {"pairs": "rounds"},
     "composed float64": {"history_dtype": torch.float64},
     "kinship": {"rule": "kinship", "memory": 0},

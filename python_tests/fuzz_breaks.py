@@ -59,7 +59,8 @@ def another_shape(call: Call, dice: Dice) -> Changes:
     if not bound:
         return None
     dim, shape = dice.choice(bound), list(tensor.shape)
-    shape[dim] = dice.choice([size for size in (0, 1, shape[dim] + 1, 2 * shape[dim], 1025) if size != shape[dim]])
+    fits = {shape[dim]} | ({0} if name == "factor_counts" else set())  # which may have no rows
+    shape[dim] = dice.choice([size for size in (0, 1, shape[dim] + 1, 2 * shape[dim], 1025) if size not in fits])
     if math.prod(shape) > 10**6:
         return None
     return {name: torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)}
@@ -108,7 +109,7 @@ def a_number(call: Call, dice: Dice) -> Changes:
         case "clients":
             return {name: dice.choice((0, -1, 1025, *HUGE))}
         case "pairs" if not isinstance(args[name], Tensor):
-            return {name: dice.choice((0, -1, 17, *HUGE))}
+            return {name: dice.choice((-1, 17, *HUGE))}
     return None
 
 
@@ -141,7 +142,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
     """A number inside a tensor that is a place in another one."""
     n, m = call.facts.get("n", 0), call.facts.get("m", 0)
     bad = {
-        "pairs": (-1, m + 1, *HUGE), "oldest": (-1, m, *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
+        "pairs": (-1, m + 1, *HUGE), "oldest": (-1, max(m, 1), *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
         "recorded": (-1, *HUGE[1:]), "clock": (-1, *HUGE[1:]), "uploads": (-1, *HUGE[1:]), "last_epoch": (-2, *HUGE),
         "order": (-1, call.facts.get("d", 0), *HUGE),
     }  # fmt: skip
@@ -164,7 +165,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
 
 def _verdict(call: Call, dice: Dice) -> Tensor:
     data = bytearray(call.args["verdict"].cpu().numpy().tobytes())
-    at, most = dice.choice(((0, call.facts["n"]), (20, call.facts["m"])))  # its client, its slot
+    at, most = dice.choice(((0, call.facts["n"]), (20, max(call.facts["m"], 1))))  # its client, its slot
     struct.pack_into("i", data, at, dice.choice((-1, most, 2**31 - 1, -(2**31))))
     return torch.tensor(list(data), dtype=torch.uint8, device=call.args["verdict"].device)
 

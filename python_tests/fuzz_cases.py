@@ -200,7 +200,7 @@ def history(op: str, dice: Dice, device: str) -> Call:
 
 
 def round_fits(op: str, dice: Dice, device: str) -> Call:
-    n, m = dice.choice((1, 4, 8, 300, 1024)), dice.choice((1, 2, 3, 5))
+    n, m = dice.choice((1, 4, 8, 300, 1024)), dice.choice((0, 1, 2, 3, 5))
     args = {"like": cast(dice.normal(2), torch.float32, device), "clients": n, "pairs": m, "half": dice.chance(0.5)}
     args["shared_bytes"] = dice.choice((None, 0, 1000, 10**6, -1, 2**62))
 

@@ -77,7 +77,7 @@ def _wild_numbers(dice: Dice, scene: Scene, args: dict[str, object]) -> None:
 
 def a_verdict(dice: Dice, scene: Scene, device: str) -> Tensor:
     """Of a client and a slot that there are; the rest may be anything."""
-    slot = dice.randrange(scene.m)
+    slot = dice.randrange(max(scene.m, 1))
     flags = [dice.chance(0.5) for _ in range(4)]
     numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(5)]
     packed = VERDICT.pack(scene.client, dice.randrange(5), *flags, slot, *numbers)

@@ -40,7 +40,7 @@ def settings_of(dice: Dice, n: int, rule: str | None) -> Config:
         rule=rule,
         step=dice.choice(("all", "received")) if kin and receive else "all",
         trim=dice.randrange((n + 1) // 2) if rule == "trimmed_mean" else 0,
-        memory=0 if kin else dice.choice((1, 1, 2, 3, 5)),
+        memory=0 if kin else dice.choice((0, 1, 1, 2, 3, 5)),
         lr=dice.choice((0.1, 1.0, -0.5, 0.0)),
         quantile=dice.choice((0.0, 0.25, 0.5, 0.8, 1.0)),
         max_norm=dice.choice((0.5, 50.0, math.inf)),
@@ -88,7 +88,7 @@ class Scene:
         n, d = dice.choice((1, 2, 3, 4, 6, 9)), dice.choice((0, 1, 2, 5, 8, 33, 65, 130))
         self.config = c = settings_of(dice, n, rule)
         kin = rule is not None
-        self.device, self.kin, self.half = torch.device(device), kin, not kin and dice.chance(0.3)
+        self.device, self.kin, self.half = torch.device(device), kin, c.memory > 0 and dice.chance(0.3)
         n = n if kin else padded(n, c, self.device)
         self.n, self.m, self.d = n, c.memory, d
         drawn = past(dice, n, c.memory, d)

@@ -17,14 +17,15 @@ KINDS = {
     "float16": {"history_dtype": torch.float16, "factors": "pooled", "on_reject": "step", "store": "all"},
     "trimmed mean": {"rule": "trimmed_mean", "trim": 2, "window": 40},
     "mean": {"rule": "mean", "memory": 1},
+    "no pairs": {"memory": 0, "expiry": 2, "probation": 2},
 }
-# The same, of engines that weigh whole updates or have no pairs. Updates are stored, expire and are rejected.
+# The same, of engines of plain ops. Updates are stored, expire and are rejected.
 ROW_KINDS = {
     "support": {"rule": "support", "memory": 0, "quantile": 0.95, "expiry": 1, "quorum": 0.5},
     "kinship": {"rule": "kinship", "memory": 0, "expiry": 2, "probation": 4, "on_reject": "step", "store": "all"},
     "float64": {"rule": "support", "memory": 0, "expiry": 2, "factors": "pooled", "history_dtype": torch.float64},
     "krum in buckets": {"rule": "krum", "memory": 0, "buckets": 2},
-    "median without pairs": {"memory": 0},
+    "median with a quorum": {"memory": 0, "quorum": 0.5},
 }
 
 

@@ -8,7 +8,8 @@ from secureafl_ext import SecureAFL
 SIZE, CLIENTS = 40, 10
 ENGINES = {
     "fused": {},
-    "composed": {"memory": 0},
+    "fused without pairs": {"memory": 0},
+    "composed": {"memory": 0, "pairs": "rounds"},
     "kinship": {"rule": "kinship", "memory": 0},
     "row-wise": {"rule": "geometric_median", "memory": 0},
     "float64": {"history_dtype": torch.float64},

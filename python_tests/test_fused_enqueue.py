@@ -29,9 +29,10 @@ def test_captured_in_a_cuda_graph():
     assert torch.equal(gpu.model, twin.model)
 
 
+@pytest.mark.parametrize("memory", [3, 0])
 @pytest.mark.parametrize("n", [20, 300])
-def test_an_enqueued_round_is_a_submitted_one(device, n):
-    one, other = (make(device, n, 300) for _ in range(2))
+def test_an_enqueued_round_is_a_submitted_one(device, n, memory):
+    one, other = (make(device, n, 300, memory=memory) for _ in range(2))
     arrivals = Arrivals(n, 300)
     for _ in range(30):
         client, update, version = arrivals.next(one)
@@ -47,10 +48,11 @@ def test_an_enqueued_round_is_a_submitted_one(device, n):
 
 
 @needs_gpu
+@pytest.mark.parametrize("memory", [3, 0])
 @pytest.mark.parametrize("n", [20, 300])
-def test_one_captured_round_serves_every_client(n):
+def test_one_captured_round_serves_every_client(n, memory):
     d, rows = 3000, 6
-    one, twin = (make("cuda", n, d) for _ in range(2))
+    one, twin = (make("cuda", n, d, memory=memory) for _ in range(2))
     arrivals = Arrivals(n, d)
     client, update, trained_on = torch.zeros(1, dtype=torch.int64).cuda(), torch.zeros(d).cuda(), torch.zeros(d).cuda()
     one.submit(0, update, 0), twin.submit(0, update, 0)
@@ -74,7 +76,7 @@ def test_one_captured_round_serves_every_client(n):
 
 
 def test_a_composed_server_is_not_enqueued_to():
-    server = SecureAFL(torch.zeros(8), 4, memory=0)
-    with pytest.raises(ValueError, match=r"enqueue: not supported with memory=0 on cpu \(only 1 to 16\); use submit"):
+    server = SecureAFL(torch.zeros(8), 4, memory=0, quorum=0.5)
+    with pytest.raises(ValueError, match=r"enqueue: not supported with quorum=0.5; use submit"):
         server.enqueue(torch.tensor([1]), torch.ones(8), torch.zeros(8))
     assert not server.capturable and server.version == 0

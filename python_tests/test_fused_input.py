@@ -40,7 +40,7 @@ def test_non_finite_and_huge_updates_leave_everything_finite(device, history):
     ("settings", "named"),
     [
         ({"pairs": "rounds"}, "pairs='rounds'"),
-        ({"memory": 0}, "memory=0 on {device} (only 1 to {most})"),
+        ({"memory": 0}, "memory=0 (there are no pairs)"),
         ({"clients": 1025}, "clients=1025 (at most 1024)"),
         ({"rule": "krum"}, "rule='krum'"),
         ({"rule": "mean", "buckets": 2}, "rule='mean' with buckets=2"),
@@ -50,5 +50,4 @@ def test_float16_is_refused_where_no_round_has_it(device, settings, named):
     arguments = {"clients": 6, "history_dtype": torch.float16, **settings}
     with pytest.raises(ValueError) as refusal:
         SecureAFL(torch.zeros(12, device=device), **arguments)
-    named = named.format(device=device, most=5 if device == "cuda" else 16)
     assert str(refusal.value) == f"SecureAFL: history_dtype=float16 does not support {named}"

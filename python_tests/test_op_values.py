@@ -20,9 +20,9 @@ AVERAGED = {
 }
 
 
-def arguments(device, op=ROUND):
+def arguments(device, op=ROUND, **settings):
     """By name, of a server that has been at work."""
-    server = SecureAFL(torch.zeros(D, device=device), N, **AVERAGED.get(op, {}))
+    server = SecureAFL(torch.zeros(D, device=device), N, **AVERAGED.get(op, settings))
     random = torch.Generator().manual_seed(0)
     for i in range(4 * N):
         server.submit(i % N, torch.randn(D, generator=random).to(device), server.version)
@@ -112,8 +112,8 @@ OUTSIDE = {
     "no counts": ("factor_counts", lambda c: c.new_zeros(()), r"factor_counts must have shape \(rows, 1024\)"),
     "now_row 99": ("now_row", 99, "now_row must lie in 0..11, got 99"),
     "next_row -1": ("next_row", -1, "next_row must lie in 0..11, got -1"),
-    "odd planes": ("slots", lambda s: s[:, :5].contiguous(), "slots must hold 1 to 16 pairs"),
-    "no planes": ("slots", lambda s: s[:, :0].contiguous(), "slots must hold 1 to 16 pairs"),
+    "odd planes": ("slots", lambda s: s.new_zeros(len(s), 5, *s.shape[2:]), "slots must hold 0 to 16 pairs"),
+    "others' planes": ("slots", lambda s: s.new_zeros(len(s), 4, *s.shape[2:]), r"scales must have shape \(n, 2m\) ="),
 }
 
 
@@ -127,9 +127,24 @@ def call(op, given):
 @pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=["step_", "kin_step_", "support_step_", "sketch_step_"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_refuses_or_survives_every_value(op, case, device):
-    given, (name, value, words) = arguments(device, op), CASES[case]
+    given, (name, _, words) = arguments(device, op), CASES[case]
     if name not in given:
         pytest.skip(f"{op.name()} has no {name}")
+    refuses_or_survives(op, given, case, words)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_without_pairs_does_too(case, device):
+    given, (name, _, words) = arguments(device, memory=0), CASES[case]
+    if name not in given:
+        pytest.skip(f"step_ has no {name}")
+    if name in ("pairs", "oldest"):
+        words = words.replace("0 to 3", "0 to 0").replace("0 to 2", "0 to 0")
+    refuses_or_survives(ROUND, given, case, words)
+
+
+def refuses_or_survives(op, given, case, words):
+    device, (name, value, _) = given["models"].device.type, CASES[case]
     given = changed(given, name, value)
     before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
     if device == "cuda" and case in INSIDE:
@@ -144,14 +159,15 @@ def test_a_round_refuses_or_survives_every_value(op, case, device):
         assert torch.equal(given[name], value), name
 
 
+@pytest.mark.parametrize("memory", [M, 0])
 @pytest.mark.parametrize("pairs", [-1, 4, 1000, HUGE])
 @pytest.mark.parametrize("name", ["pairs", "oldest"])
-def test_refresh_and_renew_refuse_or_survive_them_too(name, pairs, device):
-    given = arguments(device)
+def test_refresh_and_renew_refuse_or_survive_them_too(name, pairs, memory, device):
+    given = arguments(device, memory=memory)
     names = ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")
     state = {**{key: given[key] for key in names}, name: torch.full_like(given[name], pairs)}
     verdict = torch.zeros(_C.VERDICT_BYTES, dtype=torch.uint8, device=device)
-    changes = torch.zeros(_C.pass_sums(N, M), dtype=torch.float64, device=device)
+    changes = torch.zeros(_C.pass_sums(N, memory), dtype=torch.float64, device=device)
     for op, first in ((torch.ops.secureafl.refresh_, ()), (torch.ops.secureafl.renew_, (verdict, changes))):
         if device == "cuda":
             op(*first, *state.values(), 1.0)

@@ -63,8 +63,9 @@ class Strange(Arrivals):
 def agree(ours, plain):
     """But for rounding, whose differences grow with the rounds."""
     ours, plain = (server.state_dict() for server in (ours, plain))
+    assert ours.keys() == plain.keys()
     close(ours, plain, 1e-4)
-    for name in ("oldest", "clock", "last_epoch", "uploads", "counts", "status"):
+    for name in {"oldest", "clock", "last_epoch", "uploads", "counts", "status"} & plain.keys():
         assert torch.equal(ours[name], plain[name]), name
 
 
@@ -94,6 +95,8 @@ def uploaded(n, d, rounds, **settings):
         (5, 50, 75, F32),
         (5, 67, 21, F16),
         (5, 451, 11, F32),
+        *((0, 1, 30, F32), (0, 50, 301, F32), (0, 66, 151, F32), (0, 129, 75, F32), (0, 226, 21, F32)),
+        *((0, 321, 21, F32), (0, 449, 11, F32)),
     ],
     ids=str,
 )
@@ -109,9 +112,10 @@ def test_every_shape_and_rule(monkeypatch, memory, n, d, history):
         agree(ours, plain)
 
 
-def test_every_verdict(monkeypatch):
+@pytest.mark.parametrize("memory", [3, 0])
+def test_every_verdict(monkeypatch, memory):
     """From the first upload on. Clients fall silent until they count no more."""
-    n, d, settings = 12, 300, {"expiry": 1, "probation": 2, "window": 4}  # d: several blocks judge
+    n, d, settings = 12, 300, {"expiry": 1, "probation": 2, "window": 4, "memory": memory}  # d: several blocks judge
     plain, ours = make("cpu", n, d, **settings), on_gpu(monkeypatch, n, d, Emulated(1), **settings)
     seen, arrivals = set(), Strange(n, d, silent=60)
     for _ in range(90):
@@ -131,6 +135,10 @@ def test_every_verdict(monkeypatch):
         {"estimate": False, "rule": "trimmed_mean", "trim": 2},
         {"filter": False, "max_norm": 0.5, "trust": float("inf")},
         {"receive": False, "on_reject": "step", "history_dtype": F16},
+        {"memory": 0, "store": "all", "on_reject": "step", "quantile": 0.5, "factors": "pooled"},
+        {"memory": 0, "estimate": False, "rule": "trimmed_mean", "trim": 2},
+        {"memory": 0, "filter": False, "max_norm": 0.5},
+        {"memory": 0, "receive": False, "on_reject": "step"},
     ],
     ids=str,
 )
@@ -140,18 +148,43 @@ def test_other_settings(monkeypatch, settings):
     agree(ours, plain)
 
 
-@pytest.mark.parametrize(("n", "d", "history"), [(3, 9, F32), (50, 75, F16), (130, 21, F32), (449, 7, F16)], ids=str)
-def test_no_thread_runs_ahead(monkeypatch, n, d, history):
+@pytest.mark.parametrize(
+    ("n", "d", "settings"),
+    [
+        (3, 9, {}),
+        (50, 75, {"history_dtype": F16}),
+        (130, 21, {}),
+        (449, 7, {"history_dtype": F16}),
+        (50, 301, {"memory": 0}),
+        (449, 11, {"memory": 0}),
+    ],
+    ids=str,
+)
+def test_no_thread_runs_ahead(monkeypatch, n, d, settings):
     """Any order of warps and either way to copy give the same bits, and so does one rank of a sharded server."""
-    state, arrivals = uploaded(n, d, min(8 * n, 600), history_dtype=history)
-    plain, steps = make("cpu", n, d, history_dtype=history), [*map(Emulated, SEEDS), Emulated(1, phases=True)]
-    servers = [on_gpu(monkeypatch, n, d, step, history_dtype=history) for step in steps]
+    state, arrivals = uploaded(n, d, min(8 * n, 600), **settings)
+    plain, steps = make("cpu", n, d, **settings), [*map(Emulated, SEEDS), Emulated(1, phases=True)]
+    servers = [on_gpu(monkeypatch, n, d, step, **settings) for step in steps]
     for server in (plain, *servers):
         server.load_state_dict(state)
     drive((plain, *servers), arrivals, 2)
     agree(servers[0], plain)
     for server in servers[1:]:
         identical(server, servers[0])
+
+
+def test_without_pairs_other_clients_models_are_not_read(monkeypatch):
+    settings = {"memory": 0, "filter": False}
+    plain, ours = make("cpu", 12, 33, **settings), on_gpu(monkeypatch, 12, 33, Emulated(0), **settings)
+    arrivals = Strange(12, 33)
+    drive((plain, ours), arrivals, 30)
+    client, update, version = arrivals.next(plain)
+    others = [k for k in range(12) if k != client]
+    ours._engine.last[:, 0, others] = torch.nan
+    before = plain.model
+    plain.submit(client, update, version), ours.submit(client, update, version)
+    assert (plain.model != before).all()
+    torch.testing.assert_close(ours.model, plain.model)
 
 
 @pytest.mark.parametrize("memory", [1, 3, 5])

@@ -30,7 +30,7 @@ def two_hundred_rounds(group, settings, arrivals):
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("median", 2), ("median", 3), ("float16", 2), ("trimmed mean", 3), ("mean", 2)]
+    ("kind", "count"), [("median", 2), ("median", 3), ("float16", 2), ("trimmed mean", 3), ("mean", 2), ("no pairs", 2)]
 )
 def test_equals_the_whole_server_over_200_rounds(ranks, kind, count):
     settings = {**SETTINGS, **KINDS[kind]}
@@ -48,7 +48,8 @@ def test_equals_the_whole_server_over_200_rounds(ranks, kind, count):
         assert shared == answers[0][3][0]  # every rank has decided and knows the same
         agree(state, whole.state_dict())
         m = whole.config.memory
-        assert sent == [4 * count + 5 + (2 * m + 1) * (N + 1) + 4 * m + 1] * 200  # one message a round, O(n m) numbers
+        carried = (2 * m + 1) * (N + 1) + 4 * m + 1 if m else 0
+        assert sent == [4 * count + 5 + carried] * 200  # one message a round, O(n m) numbers
 
 
 def test_repeats_bit_for_bit(ranks):
@@ -152,15 +153,16 @@ def test_gather_undoes_shard(ranks):
 # The ops beneath
 
 
-def test_a_round_in_phases_is_a_round(device):
+@pytest.mark.parametrize("memory", [3, 0])
+def test_a_round_in_phases_is_a_round(device, memory):
     """The ops alone, without a group: the same bits, and schemas that tell what is written to."""
-    whole, other = (SecureAFL(torch.zeros(300, device=device), N, **SETTINGS) for _ in range(2))
+    whole, other = (SecureAFL(torch.zeros(300, device=device), N, **SETTINGS, memory=memory) for _ in range(2))
     arrivals, *_ = history_of_arrivals(SETTINGS, 40, 300)
     op = torch.ops.secureafl
     engine = other._engine
     n, m = engine.slots.shape[2], other.config.memory
     sums, verdict = (
-        (2 * m + 1) * (n + 1) + 4 * m + 1,
+        (2 * m + 1) * (n + 1) + 4 * m + 1 if m else 0,
         torch.zeros(sharded._C.VERDICT_BYTES, dtype=torch.uint8, device=device),
     )
     changes = torch.zeros(sums, dtype=torch.float64, device=device)

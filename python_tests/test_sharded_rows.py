@@ -1,4 +1,4 @@
-"""A server with a row-wise rule, or without pairs, split over ranks, against the whole one, in real processes."""
+"""A server of plain ops split over ranks, against the whole one, in real processes."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def observed(group, settings, arrivals):
     ("kind", "count", "length"),
     [
         *(("support", 2, 300), ("support", 3, 300), ("kinship", 2, 300), ("kinship", 3, 300)),
-        *(("float64", 2, 200), ("krum in buckets", 2, 100), ("median without pairs", 3, 100)),
+        *(("float64", 2, 200), ("krum in buckets", 2, 100), ("median with a quorum", 3, 100)),
     ],
 )
 def test_equals_the_whole_server(ranks, kind, count, length):

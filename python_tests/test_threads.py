@@ -12,7 +12,8 @@ THREADS, UPLOADS, CLIENTS, SIZE = 64, 6, 16, 33
 ENGINES = {
     "fused": {},
     "float16": {"history_dtype": torch.float16},
-    "composed": {"memory": 0},
+    "no pairs": {"memory": 0},
+    "composed": {"memory": 0, "pairs": "rounds"},
     "kinship": {"rule": "kinship", "memory": 0},
     "row-wise": {"rule": "centered_clip", "memory": 0},
     "spacing": {"spacing": 3},

@@ -5,8 +5,8 @@
 #include "common/launch.cuh"
 #include "round/round.h"
 
-// Functions that ops_cuda.cu calls in other files: pass_float.cu and pass_half.cu (one per type of the stored pairs)
-// and sharded.cu.
+// Functions that ops_cuda.cu calls in other files: pass_float.cu and pass_half.cu (one per type of the stored pairs),
+// pass_last.cu (without pairs) and sharded.cu.
 
 namespace secureafl::cuda {
 
@@ -30,6 +30,8 @@ template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r);
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch);
+
+void launch_last_pass(const Launcher& launch, const Round& r, const Verdict* verdict);
 
 // judged (kSums, blocks)   out, sums (kSums)   changes (PassSums::count)
 void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out);

@@ -15,8 +15,8 @@ struct CpuRound {
   explicit CpuRound(const Tensor&) {}
 
   static int64_t columns(const char* op, int64_t n, int64_t m) {
-    if (n < 1 || n > kMaxClients || m < 1 || m > kMaxPairs) {
-      refuse(op, "slots must hold 1 to ", kMaxClients, " clients and 1 to ", kMaxPairs, " pairs of each, got ", n,
+    if (n < 1 || n > kMaxClients || m < 0 || m > kMaxPairs) {
+      refuse(op, "slots must hold 1 to ", kMaxClients, " clients and 0 to ", kMaxPairs, " pairs of each, got ", n,
              " and ", m);
     }
     return kCpuColumns;

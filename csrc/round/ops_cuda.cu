@@ -8,7 +8,8 @@
 #include "round/renew.cuh"
 #include "round/tiles.h"
 
-// A round in three kernels and one pass over the history: judge.cuh, pass.cuh, renew.cuh. Nothing waits for the device.
+// A round in three kernels and one pass over the history: judge.cuh, pass.cuh, renew.cuh. Without pairs in two:
+// judge.cuh, pass_last.cuh. Nothing waits for the device.
 
 namespace secureafl {
 
@@ -19,7 +20,7 @@ class CudaRound {
   explicit CudaRound(const Tensor& on) : launch_(on.get_device_index()) {}
 
   static int64_t columns(const char* op, int64_t n, int64_t m) {
-    if (m < 1 || m > kMaxGpuPairs) refuse(op, "slots must hold 1 to ", kMaxGpuPairs, " pairs, got ", m);
+    if (m < 0 || m > kMaxGpuPairs) refuse(op, "slots must hold 0 to ", kMaxGpuPairs, " pairs, got ", m);
     if (n < 1 || n > kMaxClients) refuse(op, "slots must hold 1 to ", kMaxClients, " clients, got ", n);
     const int64_t columns = shape_of(n, m).columns;
     if (columns < 4 && n % 4 != 0) refuse(op, "slots must hold a multiple of 4 clients, got ", n);
@@ -34,13 +35,14 @@ class CudaRound {
   void step(const Round& r, const Tensor& like) const {
     const int64_t judges = judge_blocks(r);
     const auto plan = plan_pass(r);
-    const int64_t sums = kSums * judges, changes = plan.blocks * PassSums{r.n, r.m}.count();
+    const int64_t sums = kSums * judges, changes = plan.blocks * pass_sums(r.n, r.m);
     constexpr int64_t kVerdict = (sizeof(Verdict) + sizeof(double) - 1) / sizeof(double);
     const Tensor memory = allocate(like, ScalarType::Double, {kVerdict + sums + changes});
     double* at = mutable_data<double>(memory);
     const cuda::Scratch scratch{at + kVerdict, reinterpret_cast<Verdict*>(at), at + kVerdict + sums, plan.blocks};
     launch_(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
     launch_pass(plan, r, scratch);
+    if (r.m == 0) return;  // no products to renew
     const int threads = cuda::renew_threads(r.n, launch_.multiprocessors());
     launch_.launch_pdl(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
   }
@@ -55,10 +57,11 @@ class CudaRound {
 
   void apply(const Round& r, const double* sums, Verdict* verdict, double* changes, const Tensor& like) const {
     const auto plan = plan_pass(r);
-    const Tensor memory = allocate(like, ScalarType::Double, {plan.blocks, PassSums{r.n, r.m}.count()});
+    const Tensor memory = allocate(like, ScalarType::Double, {plan.blocks, pass_sums(r.n, r.m)});
     const cuda::Scratch scratch{nullptr, verdict, mutable_data<double>(memory), plan.blocks};
     cuda::launch_decide(launch_, r, sums, verdict);
     launch_pass(plan, r, scratch);
+    if (r.m == 0) return;  // no sums to collect
     cuda::launch_collect(launch_, r, scratch, changes);
   }
 

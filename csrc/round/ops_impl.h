@@ -168,12 +168,13 @@ void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, T
     clients.check_values(check, n, m);
     const Verdict judged = *data<Verdict>(verdict);
     check.within("the client of verdict must lie in", judged.client, 0, n - 1);
-    check.within("the slot of verdict must lie in", judged.slot, 0, m - 1);
+    check.within("the slot of verdict must lie in", judged.slot, 0, m > 0 ? m - 1 : 0);
   }
   check.trust(trust);
   Round r{};
   r.trust = trust;
   clients.fill(n, m, r);
+  if (m == 0) return;  // nothing is carried
   Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
 }
 
@@ -202,6 +203,7 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
   Round r{};
   r.trust = trust;
   clients.fill(n, m, r);
+  if (m == 0) return;  // nothing is carried
   Device(scales).refresh(r);
 }
 

@@ -154,28 +154,33 @@ void renew_row(const Round& r, const Verdict& v, const Tile<Stored>& tile, const
   sums[at.own_x(r.planes())] += product(x, x);
 }
 
+// From the keys of the estimates to the next model. keys (count): the last is for that of the update, if received.
+inline void step_columns(const Round& r, const Verdict& v, const Plan& plan, const float (&model)[kColumns],
+                         const float (&update)[kColumns], std::vector<KeyRow>& keys, float (&next)[kColumns]) {
+  float direction[kColumns] = {};
+  if (v.received) {
+    for (int i = 0; i < kColumns; ++i) keys.back().keys[i] = to_key(update[i]);
+  }
+  if (!plan.ranks.empty()) {
+    apply(plan.network, keys.data());
+    mean_rows<float>(keys.data(), plan.ranks.first, plan.ranks.last, r.rule != Rule::kMean, direction);
+  }
+  for (int i = 0; i < kColumns; ++i) next[i] = stepped(v, model[i], direction[i]);
+}
+
 // One tile: the next model, the products with the step, the new row of the client. sums (count()). ahead: the next
 // tile, to prefetch.
 template <typename Stored>
 void pass_tile(const Round& r, const Verdict& v, const Plan& plan, const Tile<Stored>& tile, const Tile<Stored>& ahead,
                Scratch& scratch, double* sums) {
-  float model[kColumns], update[kColumns], next[kColumns], step[kColumns], direction[kColumns] = {};
+  float model[kColumns], update[kColumns], next[kColumns], step[kColumns];
   load_columns(r.model, tile.start, r.d, model);
   load_columns(r.update, tile.start, r.d, update);
   for (float& g : update) g *= v.clip;
 
   estimate_keys(r, plan, tile, ahead, model, scratch.keys.data());
-  if (v.received) {
-    for (int i = 0; i < kColumns; ++i) scratch.keys.back().keys[i] = to_key(update[i]);
-  }
-  if (!plan.ranks.empty()) {
-    apply(plan.network, scratch.keys.data());
-    mean_rows<float>(scratch.keys.data(), plan.ranks.first, plan.ranks.last, r.rule != Rule::kMean, direction);
-  }
-  for (int i = 0; i < kColumns; ++i) {
-    next[i] = stepped(v, model[i], direction[i]);
-    step[i] = next[i] - model[i];
-  }
+  step_columns(r, v, plan, model, update, scratch.keys, next);
+  for (int i = 0; i < kColumns; ++i) step[i] = next[i] - model[i];
   std::copy(next, next + std::min<int64_t>(kColumns, r.d - tile.start), r.next_model + tile.start);
 
   add_products(r, plan, tile, ahead, model, step, scratch.products.data());

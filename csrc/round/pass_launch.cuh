@@ -23,6 +23,7 @@ int64_t shared_by_team(int64_t n) {
 template <typename S>
 int64_t min_shared_bytes(int64_t n, int64_t m) {
   int64_t bytes = 0;
+  if (m == 0) return bytes;
   dispatch_pass<S>(n, m, [&](auto pass) {
     using P = decltype(pass);
     bytes = shared_by_teams<P>() + shared_by_team<P>(n);
@@ -34,6 +35,7 @@ int64_t min_shared_bytes(int64_t n, int64_t m) {
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r) {
   PassPlan plan{};
+  if (r.m == 0) return plan;  // launch_last_pass needs none
   dispatch_pass<S>(r.n, r.m, [&](auto pass) {
     using P = decltype(pass);
     const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
@@ -55,6 +57,7 @@ PassPlan plan_pass(const Launcher& launch, const Round& r) {
 
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
+  if (r.m == 0) return launch_last_pass(launch, r, scratch.verdict);
   dispatch_pass<S>(r.n, r.m, [&](auto pass) {
     launch.launch_pdl(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
                       scratch);

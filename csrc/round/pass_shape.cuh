@@ -48,10 +48,10 @@ struct Stage {
   }
 };
 
-// Calls f with the Pass for this many clients and pairs.
+// Calls f with the Pass for this many clients and pairs; dispatch_pass for 1 pair or more.
 template <int kPairs, typename S, typename F>
 void dispatch_shape(const Shape& shape, const F& f) {
-  if constexpr (kPairs == kDefaultMemory) {
+  if constexpr (has_all_shapes(kPairs)) {
     if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
     if (shape.items == 7) return f(Pass<kPairs, S, 32, 1, 7>());
     if (shape.items == 10) return f(Pass<kPairs, S, 32, 1, 10>());

@@ -18,6 +18,9 @@
 //   last  (tiles, 2, n, C)    w, g             float32
 // Pairs are stored in a ring: the j-th oldest pair of client k is in slot (oldest[k] + j) % m. Coordinates past d are
 // zero.
+//
+// Without pairs (m = 0) the estimate of a client is g. Nothing is carried from round to round, so there is no renew:
+// scales, gram, along, factors and status are neither read nor written.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -84,8 +87,8 @@ struct Round {
   }
 };
 
-// Layout of the sums of a pass, over all coordinates: the step v times every slot (as stored) and every x. Then, if the
-// row of the client is new: its own slots times its new x, s and y, as stored. Last, v.v.
+// Layout of the sums of a pass with pairs, over all coordinates: the step v times every slot (as stored) and every x.
+// Then, if the row of the client is new: its own slots times its new x, s and y, as stored. Last, v.v.
 struct PassSums {
   int64_t n, m;
 
@@ -97,5 +100,8 @@ struct PassSums {
   SECUREAFL_BOTH int64_t step_square() const { return own_y(2 * m); }
   SECUREAFL_BOTH int64_t count() const { return step_square() + 1; }
 };
+
+// Number of sums of a pass.
+inline int64_t pass_sums(int64_t n, int64_t m) { return m == 0 ? 0 : PassSums{n, m}.count(); }
 
 }  // namespace secureafl::SECUREAFL_KIND

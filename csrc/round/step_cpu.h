@@ -8,6 +8,7 @@
 #include "common/team.h"
 #include "round/judge_cpu.h"
 #include "round/pass_cpu.h"
+#include "round/pass_last_cpu.h"
 #include "round/renew.h"
 
 // A round in the three steps of round.h, each on all threads.
@@ -23,11 +24,16 @@ void for_clients(const Round& r, const Each& each) {
   });
 }
 
-// Returns the sums of PassSums (count()).
+// Returns the sums of PassSums (count()); none without pairs.
 inline std::vector<double> apply(const Round& r, const Verdict& v) {
-  std::vector<double> sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
-  for (int64_t k = 0; k < r.n; ++k) {
-    if (int64_t* count = counted_at(r, v, k)) ++*count;
+  std::vector<double> sums;
+  if (r.m == 0) {
+    pass_last(r, v);
+  } else {
+    sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
+    for (int64_t k = 0; k < r.n; ++k) {
+      if (int64_t* count = counted_at(r, v, k)) ++*count;
+    }
   }
   if (v.stored) r.seen[v.client] = true;
   return sums;
@@ -45,7 +51,8 @@ inline void renew(const Round& r, const Verdict& v, const double* sums) {
 
 inline void step(const Round& r) {
   const Verdict v = judge_update(r, update_sums(r).data());
-  renew(r, v, apply(r, v).data());
+  const std::vector<double> sums = apply(r, v);
+  if (r.m > 0) renew(r, v, sums.data());
 }
 
 inline void refresh(const Round& r) {

@@ -11,8 +11,8 @@ constexpr int64_t kCpuColumns = 64;
 constexpr int64_t kMaxClients = 1024;
 
 // GPU: a team of threads processes a tile. threads / columns threads share one coordinate, and each holds the estimates
-// of `items` clients. Shapes marked common are built for every number of pairs, the others only for the default one.
-// This keeps the build short.
+// of `items` clients. Shapes marked common are built for every number of pairs, the others only for the default one and
+// for none. This keeps the build short.
 struct Shape {
   int threads, columns, items;
   bool common;
@@ -24,10 +24,12 @@ constexpr Shape kShapes[] = {{32, 4, 8, true},   {32, 2, 8, false}, {32, 1, 7, f
                              {32, 1, 10, false}, {32, 1, 14, true}, {256, 1, 4, true}};
 constexpr int64_t kDefaultMemory = 3, kMaxGpuPairs = 5;
 
+constexpr bool has_all_shapes(int64_t m) { return m == kDefaultMemory || m == 0; }
+
 // The first shape with room for n clients.
 constexpr Shape shape_of(int64_t n, int64_t m) {
   for (const Shape& shape : kShapes) {
-    if (n <= shape.clients() && (shape.common || m == kDefaultMemory)) return shape;
+    if (n <= shape.clients() && (shape.common || has_all_shapes(m))) return shape;
   }
   return {0, 0, 0, false};
 }

@@ -1,4 +1,5 @@
 #include "arguments.h"
+#include "round/pass_last.cu"
 #include "round/pass_launch.cuh"
 #include "round/renew.cuh"
 #include "round/sharded.cu"
@@ -17,7 +18,7 @@ static void run(const Round& r, bool phases, unsigned seed) {
   constexpr int64_t kTeams = 3;  // about so many per block: few, so that each processes several tiles
   const int64_t shared_bytes = kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
   const auto plan = cuda::plan_pass<S>(cuda::Launcher(seed, shared_bytes), r);
-  const int64_t count = PassSums{r.n, r.m}.count();
+  const int64_t count = pass_sums(r.n, r.m);
   std::vector<double> judged(kSums * judges, std::nan("")), changes(plan.blocks * count, std::nan(""));
   std::vector<double> sums(kSums, std::nan("")), collected(count, std::nan(""));
   Verdict verdict{};
@@ -27,11 +28,13 @@ static void run(const Round& r, bool phases, unsigned seed) {
     cuda::launch_update_sums(launch, judges, r, judged.data(), sums.data());
     cuda::launch_decide(launch, r, sums.data(), &verdict);
     cuda::launch_pass<S>(launch, plan, r, scratch);
+    if (r.m == 0) return;
     cuda::launch_collect(launch, r, scratch, collected.data());
     return cuda::launch_renew(launch, r, &verdict, collected.data());
   }
   launch(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
   cuda::launch_pass<S>(launch, plan, r, scratch);
+  if (r.m == 0) return;
   launch.launch_pdl(cuda::renew_kernel, r.n, cuda::renew_threads(r.n, launch.multiprocessors()),
                     bytes(cuda::renew_scratch(r.m)), r, scratch);
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import ops
 from ..config import CHECKS, COUNTS, GONE, Config, is_rule
 from ..engines.factor_counts import COLUMNS, ROWS
+from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
 from ..rules.row_rules import MAX_SQUARE
 from ..rules.support import STAGES
@@ -23,7 +24,6 @@ from ..validation import MOST, converted, describe, name_of, shown, whole
 
 PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
-CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # Fused computes them if one is missing
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Ma
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:
-    """Names that a state must have. Float16 pairs cannot be read without their scales."""
+    """Names that a state must have. Fused computes what it carries if a name is missing, but float16 pairs cannot be
+    read without their scales."""
     optional = set(CARRIED) - ({"scales"} if config.pair_dtype == torch.float16 else set())
     return {*entries, *NUMBERS} - optional
 

@@ -13,6 +13,7 @@ from .quantile import empty_factors, forget_factors
 
 step = torch.ops.secureafl.step_.default  # the overload itself: looking it up costs some 10 us a call
 round_fits = torch.ops.secureafl.round_fits.default
+CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # of each client, from round to round
 
 
 def unsupported(config: Config, clients: int, device: torch.device) -> str | None:
@@ -22,7 +23,9 @@ def unsupported(config: Config, clients: int, device: torch.device) -> str | Non
         f"rule={config.rule!r}" + f" with buckets={config.buckets}" * (config.buckets > 1): config.row_wise,
         f"pairs={config.pairs!r}": config.pairs != "received",
         f"history_dtype={config.history_dtype}": config.history_dtype == "float64",
-        f"memory={config.memory} on {device.type} (only 1 to {most_pairs})": not 1 <= config.memory <= most_pairs,
+        f"memory={config.memory} on {device.type} (at most {most_pairs})": config.memory > most_pairs,
+        "memory=0 (there are no pairs)": config.history_dtype == "float16" and not config.memory,
+        f"quorum={config.quorum}": config.quorum > 0,
         f"clients={clients} (at most {_C.MOST_CLIENTS})": clients > _C.MOST_CLIENTS,
         f"a model on {device.type}": device.type not in ("cpu", "cuda"),
     }
@@ -45,7 +48,7 @@ class Fused:
     """An Engine with the results and the state of Composed, in a tiled layout.
 
     slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
-    n is the padded number of clients.
+    n is the padded number of clients. Without pairs, m = 0, the tensors of CARRIED are not used.
     """
 
     similarity = kinship = None
@@ -121,7 +124,7 @@ class Fused:
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
         """The state of Composed, and the tensors that a bit-identical continuation needs besides."""
         n, m = self.clients, self.config.memory
-        ages = self._slots()  # (n, m)
+        names = ("pairs", "seen", *(CARRIED if m else ()))
         return {
             "factors": self.factors[:n].to(device, copy=True),
             "recorded": self.recorded[:n].to(device, copy=True),
@@ -129,16 +132,15 @@ class Fused:
             "counts": self.counts.to(device, copy=True),
             "last_updates": self._rows(self.last, 1).to(device),
             "last_models": self._rows(self.last, 0).to(device),
-            "dw": torch.stack([self._rows(self.slots, m + ages[:, j]).to(device) for j in range(m)], 1),
-            "dg": torch.stack([self._rows(self.slots, ages[:, j]).to(device) for j in range(m)], 1),
-            **{name: getattr(self, name)[:n].to(device, copy=True) for name in _PER_CLIENT},
+            "dw": self._by_age(m, device),
+            "dg": self._by_age(0, device),
+            **{name: getattr(self, name)[:n].to(device, copy=True) for name in names},
             **{name: tensor.to(device, copy=True) for name, tensor in self.presence.tensors(n).items()},
         }
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         """From a state of Fused or of Composed."""
-        n, m = self.clients, self.config.memory
-        carried = set(_PER_CLIENT) <= set(state)
+        n = self.clients
         self.counts.copy_(state["counts"])
         if self.config.keeps_all:
             self.factor_counts.copy_(state["factor_counts"])
@@ -146,16 +148,26 @@ class Fused:
         self.recorded[:n] = state["recorded"].to(self.recorded.device)
         for name, tensor in self.presence.tensors(n).items():
             tensor.copy_(state[name])
-        for name in _PER_CLIENT if carried else ("pairs", "seen"):
+        for name in ("pairs", "seen"):
             getattr(self, name)[:n].copy_(state[name])
-        if not carried:  # reorder the slots: the oldest pair comes first
+        self._set_rows(self.last, 0, state["last_models"])
+        self._set_rows(self.last, 1, state["last_updates"])
+        if self.config.memory:
+            self._load_pairs(state, model)
+
+    def _load_pairs(self, state: Mapping[str, Tensor], model: Tensor) -> None:
+        """The slots and what is carried from round to round. After the last updates and models."""
+        n, m = self.clients, self.config.memory
+        carried = set(CARRIED) <= set(state)
+        if carried:
+            for name in CARRIED:
+                getattr(self, name)[:n].copy_(state[name])
+        else:  # reorder the slots: the oldest pair comes first
             self.oldest[:n] = state.get("oldest", torch.zeros(n, dtype=torch.int64)).to(self.oldest.device)
             self.scales[:n] = state.get("scales", torch.ones(n, 2 * m, dtype=torch.float32)).to(self.scales.device)
             ages = self._slots()  # (n, m)
             self.scales.copy_(self.scales.gather(1, torch.cat([ages, m + ages], 1)))
             self.oldest.zero_()
-        self._set_rows(self.last, 0, state["last_models"])
-        self._set_rows(self.last, 1, state["last_updates"])
         clients = torch.arange(n, device=state["dw"].device)
         for j in range(m):
             age = ((j - self.oldest[:n]) % m).to(clients.device)  # (n): age of the pair that goes into slot j
@@ -188,6 +200,14 @@ class Fused:
         """(n, m): the slot of each client's j-th oldest pair."""
         return (self.oldest[:, None] + torch.arange(self.config.memory, device=self.oldest.device)) % self.config.memory
 
+    def _by_age(self, first: int, device: torch.device | None) -> Tensor:
+        """(n, m, d): the pairs, oldest first. first: the first of their planes, 0 for dg and m for dw"""
+        m = self.config.memory
+        if not m:
+            return self.slots.new_zeros(self.clients, 0, self.size, device=device)
+        ages = self._slots()  # (n, m)
+        return torch.stack([self._rows(self.slots, first + ages[:, j]).to(device) for j in range(m)], 1)
+
     def _rows(self, tiles: Tensor, plane: int | Tensor) -> Tensor:
         """(n, d): one plane of every client; plane (n): a different one of each."""
         if isinstance(plane, Tensor):
@@ -205,7 +225,3 @@ class Fused:
         count, _, _, columns = tiles.shape
         padded = torch.nn.functional.pad(rows, (0, count * columns - self.size))
         tiles[:, plane, : self.clients] = padded.unflatten(1, (count, columns)).movedim(1, 0).to(tiles.device)
-
-
-# Tensors with one entry per client, by name.
-_PER_CLIENT = ("pairs", "seen", "oldest", "scales", "gram", "along", "weights", "status")

@@ -56,7 +56,7 @@ class Sharded(Fused):
         judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings
         outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._pass_sums, *arguments)
-        self._pending = True
+        self._pending = self.config.memory > 0  # without pairs there is nothing to finish
         return Outcome(*outcome)
 
     def forget(self, client: int) -> None:

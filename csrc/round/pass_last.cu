@@ -1,0 +1,16 @@
+#include "round/launches.h"
+#include "round/pass_last.cuh"
+
+namespace secureafl::cuda {
+
+void launch_last_pass(const Launcher& launch, const Round& r, const Verdict* verdict) {
+  dispatch_shape<0, float>(shape_of(r.n, 0), [&](auto pass) {
+    using P = decltype(pass);
+    constexpr int64_t kTeams = kLastThreads / P::kThreads;
+    const int64_t needed = (r.tiles + kTeams - 1) / kTeams, room = launch.multiprocessors() * kLastBlocksPerSm;
+    const int64_t blocks = needed < 1 ? 1 : needed < room ? needed : room;
+    launch.launch_pdl(last_pass_kernel<P>, blocks, kLastThreads, 0, r, verdict);
+  });
+}
+
+}  // namespace secureafl::cuda

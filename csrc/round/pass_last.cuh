@@ -1,0 +1,51 @@
+#pragma once
+
+#include "common/launch.cuh"
+#include "round/judge.h"
+#include "round/pass_shape.cuh"
+#include "round/round.h"
+#include "rules/select.cuh"
+
+namespace secureafl::cuda {
+
+constexpr int kLastThreads = 256, kLastBlocksPerSm = 4;
+
+// The pass of a round without pairs, and its last kernel. Every last update is read once, so it goes straight into
+// registers; the other warps of a multiprocessor hide the wait. Last models are not read. The history is finite, so
+// ColumnRule::key is exact for values from there too.
+template <typename P>
+__global__ void __launch_bounds__(kLastThreads, kLastBlocksPerSm) last_pass_kernel(Round r, const Verdict* verdict) {
+  constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
+  __shared__ uint32_t exchange[2 * kThreads / 32];
+  const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles), plane = n * kColumns;
+  const int team = threadIdx.x / kThreads, teams = kLastThreads / kThreads, rank = threadIdx.x % kThreads;
+  const int lane = rank / kColumns, column = rank % kColumns;
+  pdl_wait();
+  const Verdict v = *verdict;
+  const Lanes<kThreads, kColumns> lanes{exchange};
+  const ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
+  const float inverse_lr = static_cast<float>(1 / r.lr);
+  for (int index = blockIdx.x * teams + team; index < tiles; index += gridDim.x * teams) {
+    const int64_t tile = r.backwards ? tiles - 1 - index : index, c = tile * kColumns + column;
+    const bool inside = c < r.d;
+    float *last_w = r.last + tile * 2 * plane, *last_g = last_w + plane;
+    const float received = inside ? r.update[c] * v.clip : 0.0f, model = inside ? r.model[c] : 0.0f;
+    uint32_t keys[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int k = lane + i * kLanes;
+      keys[i] = rule.key(i, k < n && k != v.client ? last_g[rank + i * kThreads] : received);
+    }
+    const float guess = inside ? (r.previous[c] - model) * inverse_lr : 0.0f;  // the search starts here
+    const float next = stepped(v, model, rule.reduce(lanes, keys, r.rule, r.trim, guess));
+    if (lane != 0 || !inside) continue;
+    r.next_model[c] = next;
+    if (!v.stored) continue;
+    last_w[v.client * kColumns + column] = r.trained_on[c];
+    last_g[v.client * kColumns + column] = received;
+  }
+  // No thread reads this entry: whether the update takes part is in the verdict.
+  if (blockIdx.x == 0 && threadIdx.x == 0 && v.stored) r.seen[v.client] = true;
+}
+
+}  // namespace secureafl::cuda

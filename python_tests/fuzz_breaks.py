@@ -144,7 +144,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
     bad = {
         "pairs": (-1, m + 1, *HUGE), "oldest": (-1, max(m, 1), *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
         "recorded": (-1, *HUGE[1:]), "clock": (-1, *HUGE[1:]), "uploads": (-1, *HUGE[1:]), "last_epoch": (-2, *HUGE),
-        "order": (-1, call.facts.get("d", 0), *HUGE),
+        "rotations": (-1, 64, 2**31 - 1),
     }  # fmt: skip
     names = [name for name in bad if name in tensors_of(call) and call.args[name].numel()]
     names += ["verdict"] if call.op == "renew_" else []

@@ -74,8 +74,8 @@ INSIDE = {
     "uploads -1": ("uploads", -1, r"uploads must lie in 0 to \d+, got -1"),
     "uploads most": ("uploads", 2**63 - 1, r"uploads must lie in 0 to \d+"),
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
-    "order -1": ("order", -1, "order must lie in 0 to 69, got -1"),
-    "order huge": ("order", HUGE, "order must lie in 0 to 69"),
+    "rotations -1": ("rotations", -1, "rotations must lie in 0 to 63, got -1"),
+    "rotations huge": ("rotations", 2**31 - 1, "rotations must lie in 0 to 63"),
     "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),
 }
 # What the host knows everywhere.

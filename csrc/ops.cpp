@@ -13,9 +13,9 @@
 // All schemas of the namespace secureafl. The comment above a schema names the file of its kernel; ops_cpu.cpp and
 // ops_cuda.cu of the same folder register the kernels. Fake kernels and docstrings: secureafl_ext/ops.py.
 STABLE_TORCH_LIBRARY(secureafl, m) {
-  // rules/median.cuh, rules/columns_cpu.h
+  // rules/in_registers.cuh, rules/columns_cpu.h
   m.def("median(Tensor updates, Tensor? mask=None) -> Tensor");
-  // rules/trimmed_mean.cuh, rules/columns_cpu.h
+  // rules/in_registers.cuh, rules/columns_cpu.h
   m.def("trimmed_mean(Tensor updates, int trim, Tensor? mask=None) -> Tensor");
   // lipschitz/lipschitz.cuh
   m.def("lipschitz(Tensor update, Tensor last_update, Tensor model, Tensor last_model) -> Tensor");

@@ -35,8 +35,11 @@ def test_median_is_the_middle_of_the_sorted_column(random, device, n, d, dtype):
     assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
 
 
-# n: around every edge at which a GPU keeps a column in another way (median_in_registers in csrc/rules/median.cuh).
-@pytest.mark.parametrize("n", [15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 100, 127, 128, 129, 299, 300, 320, 321])
+# n: around every edge at which a GPU keeps a column in another way (csrc/rules/in_registers.cuh).
+EDGES = [15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 100, 127, 128, 129, 299, 300, 320, 321, 640, 641, 1000, 1024, 1025]
+
+
+@pytest.mark.parametrize("n", EDGES)
 def test_median_of_columns_that_are_hard_to_search(random, device, n):
     """Equal values, some that differ in their last bits, zeros of both signs, the smallest numbers, huge ones, NaN."""
     d = 24
@@ -58,6 +61,9 @@ def test_median_of_columns_that_are_hard_to_search(random, device, n):
     ]
     updates = torch.cat(kinds, 1)
     assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
+    mask = torch.rand(n, generator=random) < 0.8
+    masked = median(updates.to(device), mask.to(device))
+    assert oracles.same(masked, oracles.median(as_numpy(updates[mask])))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,6 +74,20 @@ def test_trimmed_mean_drops_both_ends(random, device, n, d, dtype):
         result = trimmed_mean(updates.to(device), trim)
         expected = torch.from_numpy(oracles.trimmed(as_numpy(updates), trim))
         torch.testing.assert_close(result.cpu(), expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", EDGES)
+def test_trimmed_mean_with_ties_nan_and_a_mask(random, device, n):
+    few = torch.tensor([-2.0, -1.0, -0.0, 0.0, 1.0, 3.0, torch.nan])
+    updates = torch.cat([few[torch.randint(len(few), (n, 20), generator=random)], rows(random, n, 20)], 1)
+    updates[0, 20:30] = torch.nan  # the largest rank alone
+    mask = torch.rand(n, generator=random) < 0.8
+    for keep in (torch.ones(n, dtype=torch.bool), mask):
+        kept = int(keep.sum())
+        for trim in {0, 1, kept // 5, (kept - 1) // 2}:
+            result = trimmed_mean(updates.to(device), trim, keep.to(device)).cpu()
+            expected = torch.from_numpy(oracles.trimmed(as_numpy(updates[keep]), trim)).float()
+            torch.testing.assert_close(result, expected, rtol=2e-7, atol=1e-14, equal_nan=True)
 
 
 def test_median_trimmed_mean_and_mean_differ(device):

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "common/launch.cuh"
-#include "rules/median.cuh"
-#include "rules/trimmed_mean.cuh"
+#include "rules/in_registers.cuh"
+#include "rules/in_shared.cuh"
 
 namespace secureafl::cuda {
 
@@ -10,7 +10,8 @@ namespace secureafl::cuda {
 template <typename Rows, typename out_t>
 void reduce_columns(const Launcher& launch, const Rows& rows, Rule rule, int64_t trim, out_t* out) {
   if constexpr (Rows::kStored && sizeof(typename Rows::value_type) == 4) {
-    if (rule == Rule::kMedian && median_in_registers(launch, rows, out)) return;
+    if (rule == Rule::kMedian && reduce_in_registers<Rule::kMedian>(launch, rows, trim, out)) return;
+    if (rule == Rule::kTrimmedMean && reduce_in_registers<Rule::kTrimmedMean>(launch, rows, trim, out)) return;
   }
   constexpr int kThreads = 256;
   constexpr int64_t kMaxBlocks = 1 << 20;

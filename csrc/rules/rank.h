@@ -140,6 +140,17 @@ struct Guess {
   Key<T> key = 0;
 };
 
+// Mean of the values with ranks first .. last, whose keys are low and high.
+template <typename T, typename Column>
+SECUREAFL_FN T mean_between(const Column& column, int32_t first, int32_t last, Key<T> low, Key<T> high) {
+  if (last - first < 2) return midpoint(from_key<T>(low), from_key<T>(high));
+  // Ties: copies of a border value may be inside and outside of the range.
+  const int32_t lows = column.count_below(low + 1) - first, highs = last + 1 - column.count_below(high);
+  const double sum = lows * static_cast<double>(from_key<T>(low)) + column.sum_between(low, high) +
+                     highs * static_cast<double>(from_key<T>(high));
+  return low == high ? from_key<T>(low) : static_cast<T>(sum / (last - first + 1));
+}
+
 // Mean of the values with ranks in [trim, kept - trim); zero if there are none.
 template <typename T, typename Column>
 SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim, Guess<T> guess = {}) {
@@ -151,18 +162,13 @@ SECUREAFL_FN T reduce_column(const Column& column, Rule rule, int64_t trim, Gues
 
   const Key<T> low = guess.given ? select_near<T>(column, first, kept, guess.key) : select<T>(column, first, kept);
   if (left == 1) return from_key<T>(low);
-  const int32_t low_end = column.count_below(low + 1);
   if (left == 2) {
+    const int32_t low_end = column.count_below(low + 1);
     const Key<T> next = column.least_from(low + 1);
     return midpoint(from_key<T>(low), from_key<T>(low_end > last ? low : next));
   }
 
-  // Ties: copies of a border value may be inside and outside of the range.
-  const Key<T> high = select<T>(column, last, kept);
-  const int32_t lows = low_end - first, highs = last + 1 - column.count_below(high);
-  const double sum = lows * static_cast<double>(from_key<T>(low)) + column.sum_between(low, high) +
-                     highs * static_cast<double>(from_key<T>(high));
-  return low == high ? from_key<T>(low) : static_cast<T>(sum / left);
+  return mean_between<T>(column, first, last, low, select<T>(column, last, kept));
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -29,6 +29,12 @@ struct Lanes {
     if constexpr (kColumns == 1) return across_warps(__reduce_max_sync(~0u, value), op);
     return shuffled(value, op);
   }
+  __device__ double sum(double value) const {
+    static_assert(kWarps == 1, "a warp");
+#pragma unroll
+    for (int step = kColumns; step < 32; step *= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+  }
   __device__ float sum(float value) const {
     const auto op = [](uint32_t a, uint32_t b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
     return __uint_as_float(across_warps(shuffled(__float_as_uint(value), op), op));
@@ -70,8 +76,9 @@ struct Lanes {
   }
 };
 
-// The keys of one coordinate, kItems in the registers of each lane. A Column for rank.h.
-template <typename Lanes, int kItems>
+// The keys of one coordinate, kItems in the registers of each lane. A Column for rank.h. Sum: the type of its sums. A
+// round uses float32, unlike the ops: a mean of at most 1024 rows. float64 would double the shuffles.
+template <typename Lanes, int kItems, typename Sum = float>
 struct RegisterColumn {
   const Lanes& lanes;
   const uint32_t (&keys)[kItems];
@@ -104,9 +111,8 @@ struct RegisterColumn {
     for (int i = 0; i < kItems; ++i) greatest = max(greatest, keys[i] < bound ? keys[i] : 0u);
     return lanes.greatest(greatest);
   }
-  // In float32, unlike the other ops: a mean of at most 1024 rows. float64 would double the shuffles.
   __device__ double sum_between(uint32_t low, uint32_t high) const {
-    float sum = 0;
+    Sum sum = 0;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) sum += keys[i] > low && keys[i] < high ? from_key<float>(keys[i]) : 0.0f;
     return lanes.sum(sum);

@@ -5,7 +5,8 @@
 
 #include "rules/rank.h"
 
-// Kernel of `trimmed_mean`, and of `aggregate` with any rule. Also computes medians that median.cuh does not cover.
+// Kernel of `aggregate` with any rule, and of `median` and `trimmed_mean` where in_registers.cuh does not fit: float64,
+// more than 1024 rows.
 
 namespace secureafl::cuda {
 

@@ -66,6 +66,14 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
       "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
+  // row_rules/weights.h; the round itself as kin_step_
+  m.def(
+      "row_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
+      "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) centre, "
+      "Tensor(g!) rounds, Tensor(h!) clock, Tensor(i!) last_epoch, Tensor(j!) uploads, Tensor(k!) seen_factors, "
+      "Tensor(l!) recorded, Tensor(m!) factor_counts, Tensor(n!) counts, float lr, float quantile, float max_norm, "
+      "bool filter, bool receive, bool store_all, bool hold, int expiry, int probation, bool alone, int quorum, "
+      "str rule, float remove, float radius, int iterations) -> (Tensor, Tensor, Tensor, Tensor)");
   // sketch/sketch_step.cuh, sketch/sketch_step_cpu.h
   m.def(
       "sketch_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "

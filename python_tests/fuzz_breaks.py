@@ -18,7 +18,9 @@ DTYPES = (
 )  # fmt: skip
 ALSO_FLOATS = {"updates": DTYPES[:4], "slots": (torch.float16, torch.float32), "like": DTYPES}
 READ_ONLY = ("update", "trained_on")
-STATE_OPS = ("step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "sketch_step_", "update_sums")
+STATE_OPS = (
+    "step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "row_step_", "sketch_step_", "update_sums",
+)  # fmt: skip
 # Lengths that no other argument fixes, by op and argument.
 FREE = {
     "models": (0,), "seen_factors": (1,), "like": (0,),
@@ -30,8 +32,10 @@ BAD_FLOATS = {
     "quantile": (math.nan, -0.1, 1.1, math.inf, -math.inf),
     "max_norm": (math.nan, 0.0, -1.0, -math.inf),
     "trust": (math.nan, -0.5, -math.inf),
+    "remove": (math.nan, -0.1, 1.0, math.inf),
+    "radius": (math.nan,),
 }
-RULES = ("", "Median", "krum", "median ", "mean\0", "x" * 10_000, "médian")
+RULES = ("", "Median", "Krum", "median ", "mean\0", "x" * 10_000, "médian")
 
 
 def tensors_of(call: Call) -> list[str]:
@@ -104,7 +108,7 @@ def a_number(call: Call, dice: Dice) -> Changes:
             return {name: dice.choice((-1, *HUGE[2:]))}
         case "quorum":
             return {name: dice.choice((-1, facts["n"] + 1, *HUGE))}
-        case "span" | "every":
+        case "span" | "every" | "iterations":
             return {name: dice.choice((0, -1, 2**31, *HUGE))}
         case "clients":
             return {name: dice.choice((0, -1, 1025, *HUGE))}

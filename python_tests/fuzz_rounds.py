@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import torch
 from fuzz_dice import OPS, Call, Dice, cast, need, offset, wide
-from fuzz_scene import AVERAGED, BOUND_NAMES, PER_CLIENT, SUPPORT_NAMES, Scene
+from fuzz_scene import BOUND_NAMES, PER_CLIENT, ROW_OPS, SUPPORT_NAMES, Scene
 from fuzz_sketches import a_sketched_round
 from torch import Tensor
 
@@ -18,8 +18,8 @@ VERDICT = struct.Struct("i4xq????ifxxxxddff")
 
 
 def a_round(op: str, dice: Dice, device: str) -> Call:
-    """step_, kin_step_ and support_step_, and the same round in phases for the ops of ranks."""
-    scene = Scene(dice, device, AVERAGED.get(op))
+    """step_, kin_step_, support_step_ and row_step_, and the same round in phases for the ops of ranks."""
+    scene = Scene(dice, device, dice.choice(ROW_OPS[op]) if op in ROW_OPS else None)
     args = scene.args(dice)
     if dice.chance(0.15):
         _wild_numbers(dice, scene, args)
@@ -34,7 +34,7 @@ def a_round(op: str, dice: Dice, device: str) -> Call:
     facts = {"may_refuse": True} if odd else {}
     facts |= {"n": scene.n, "m": scene.m, "d": scene.d, "lists": len(args["recorded"])}
     call = Call(op, args, scene.check, facts)
-    if op == "step_" or op in AVERAGED:
+    if op == "step_" or op in ROW_OPS:
         return call
     if op == "update_sums":
         call.check = lambda sums: check_sums(scene, args, sums)
@@ -118,5 +118,5 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
     need(not error.numel() or error.max() <= 1e-4 * (1 + theirs.abs().max()), "estimates differ by", error)
 
 
-STATEFUL = dict.fromkeys(("step_", *AVERAGED, "update_sums", "apply_", "renew_", "refresh_"), a_round)
+STATEFUL = dict.fromkeys(("step_", *ROW_OPS, "update_sums", "apply_", "renew_", "refresh_"), a_round)
 STATEFUL["sketch_step_"] = a_sketched_round

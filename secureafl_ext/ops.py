@@ -108,7 +108,7 @@ _JUDGED = (torch.bool, torch.float64, torch.int64)  # accepted, factor, reason
 _WEIGHED = (*_JUDGED, torch.float64)
 _ROUNDS: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(("step_", "apply_"), _JUDGED),
-    **dict.fromkeys(("kin_step_", "support_step_", "sketch_step_"), _WEIGHED),
+    **dict.fromkeys(("kin_step_", "support_step_", "row_step_", "sketch_step_"), _WEIGHED),
 }
 for _name, _dtypes in _ROUNDS.items():
     torch.library.register_fake(

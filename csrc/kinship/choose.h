@@ -69,12 +69,11 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const Clie
   }
 }
 
-// From the sums over d (r.sums()) to the verdict, the choice, and the new state except tensors of length d. Products
-// with unseen clients may hold anything: they are recomputed before they are read.
+// From the sums of the judge (kSums) to the verdict. Returns the state of the client before.
 template <typename Team>
-SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, const Table& table, Choice* out) {
+SECUREAFL_FN ClientState decide_arrival(const Team& team, const KinRound& r, const double* judged, const Table& table,
+                                        Choice* out) {
   const int n = static_cast<int>(r.n);
-  const double* judged = sums + n;
   const ClientState before = client_state(r);
   const Tally part = part_of_tally(team, r, before, factor_of(before, judged), table);
   int64_t rows = 0;  // of clients but this one
@@ -92,7 +91,15 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
     ++*r.rounds;
   }
   team.sync();
+  return before;
+}
 
+// From the sums over d (r.sums()) to the verdict, the choice, and the new state except tensors of length d. Products
+// with unseen clients may hold anything: they are recomputed before they are read.
+template <typename Team>
+SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, const Table& table, Choice* out) {
+  const int n = static_cast<int>(r.n);
+  const ClientState before = decide_arrival(team, r, sums + n, table, out);
   const Verdict v = out->verdict;
   const double square = v.stored ? v.g_square : 0;  // an update that is not stored takes no part and may be NaN
   int64_t known_less_new = 0;  // over the clients that count: 1 for each known one, -1 for each other

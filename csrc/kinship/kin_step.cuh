@@ -22,13 +22,16 @@ constexpr int kSumThreads = 256, kStepThreads = 256;
 constexpr int kRowsPerWarp = 4;  // rows that a warp multiplies by the update at a time
 
 // Distribution of the sums over warps: each warp processes one chunk of d of kRowsPerWarp rows, or of the sums of the
-// judge.
+// judge. With a center, as many again process the rows times the center, and the other products of the center.
 struct KinPlan {
   int64_t groups, chunks, length;
 
-  static KinPlan of(int64_t n, int64_t d) {
+  SECUREAFL_BOTH static int64_t row_groups(int64_t n) { return (n + kRowsPerWarp - 1) / kRowsPerWarp; }
+
+  static KinPlan of(const KinRound& r) {
+    const int64_t n = r.n, d = r.d;
     constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // about this many warps; coordinates per warp
-    const int64_t groups = (n + kRowsPerWarp - 1) / kRowsPerWarp + 1;
+    const int64_t groups = (r.centered ? 2 : 1) * (row_groups(n) + 1);
     const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > kLeast ? even : kLeast;
     const int64_t whole = (length + kStep - 1) / kStep * kStep;
     return {groups, d > whole ? (d + whole - 1) / whole : 1, whole};
@@ -39,10 +42,9 @@ __device__ inline double warp_sum(double sum) {
   return cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), sum, cg::plus<double>());
 }
 
-// sums (kRowsPerWarp): the update times the rows from `first` on, over the coordinates of this lane in start .. stop -
-// 1
+// sums (kRowsPerWarp): `by` (d) times the rows from `first` on, over the coordinates of this lane in start .. stop - 1
 template <int kVector>
-__device__ inline void add_products(const KinRound& r, int64_t first, int64_t start, int64_t stop,
+__device__ inline void add_products(const KinRound& r, const float* by, int64_t first, int64_t start, int64_t stop,
                                     double (&sums)[kRowsPerWarp]) {
   const float* rows[kRowsPerWarp];
 #pragma unroll
@@ -53,7 +55,7 @@ __device__ inline void add_products(const KinRound& r, int64_t first, int64_t st
 #pragma unroll 2
   for (int64_t c = start; c < stop; c += 32 * kVector) {
     float g[kVector], row[kRowsPerWarp][kVector];
-    load_unaligned(r.update + c, g);
+    load_unaligned(by + c, g);
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; ++i) load_columns(rows[i] + c, row[i]);
 #pragma unroll
@@ -81,6 +83,34 @@ __device__ inline void add_judged(const KinRound& r, int64_t start, int64_t stop
   }
 }
 
+// The center times the update and times itself.
+template <int kVector>
+__device__ inline void add_center(const KinRound& r, int64_t start, int64_t stop, double (&sums)[2]) {
+#pragma unroll 2
+  for (int64_t c = start; c < stop; c += 32 * kVector) {
+    float g[kVector], center[kVector];
+    load_unaligned(r.update + c, g);
+    load_unaligned(static_cast<const float*>(r.center) + c, center);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const double wide = center[j];
+      sums[0] += wide * g[j];
+      sums[1] += wide * center[j];
+    }
+  }
+}
+
+// parts (kCount, chunks) of one chunk: sums over the lanes of this warp
+template <int kCount>
+__device__ inline void store_sums(const double (&sums)[kCount], int64_t count, int64_t chunks, int64_t chunk,
+                                  double* parts) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const double sum = warp_sum(sums[i]);
+    if (threadIdx.x % 32 == 0 && i < count) parts[i * chunks + chunk] = sum;
+  }
+}
+
 // Kernel 1: sums over d.      parts (r.sums(), chunks)
 template <int kVector>
 __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, KinPlan plan, double* parts) {
@@ -91,29 +121,28 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
   if (chunk >= plan.chunks) return;
   const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
   const int64_t start = begin + lane * kVector;
-  if (group == plan.groups - 1) {
+  const int64_t half = KinPlan::row_groups(r.n), of_center = r.n + kSums;
+  if (group == half) {
     double sums[kSums] = {};
     add_judged<kVector>(r, start, stop, sums);
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const double sum = warp_sum(sums[i]);
-      if (lane == 0) parts[(r.n + i) * plan.chunks + chunk] = sum;
-    }
-    return;
+    return store_sums(sums, kSums, plan.chunks, chunk, parts + r.n * plan.chunks);
   }
+  if (group == 2 * half + 1) {
+    double sums[2] = {};
+    add_center<kVector>(r, start, stop, sums);
+    return store_sums(sums, 2, plan.chunks, chunk, parts + (of_center + r.n) * plan.chunks);
+  }
+  const bool by_update = group < half;
+  const int64_t first = (by_update ? group : group - half - 1) * kRowsPerWarp;
   double sums[kRowsPerWarp] = {};
-  add_products<kVector>(r, group * kRowsPerWarp, start, stop, sums);
-#pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int64_t k = group * kRowsPerWarp + i;
-    const double sum = warp_sum(sums[i]);
-    if (lane == 0 && k < r.n) parts[k * plan.chunks + chunk] = sum;
-  }
+  add_products<kVector>(r, by_update ? r.update : r.center, first, start, stop, sums);
+  store_sums(sums, r.n - first, plan.chunks, chunk, parts + (first + (by_update ? 0 : of_center)) * plan.chunks);
 }
 
 // Kernel 2, one block: choose.      parts (r.sums(), chunks)   rows, weights (n)
-static __global__ void __launch_bounds__(BlockTeam::kSize)
-    kin_choose_kernel(KinRound r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
+template <typename R>
+__global__ void __launch_bounds__(BlockTeam::kSize)
+    kin_choose_kernel(R r, int64_t chunks, const double* parts, Choice* out, int32_t* rows, float* weights) {
   __shared__ Choice choice;
   double* sums = &shared_memory<double>();  // (r.sums())
   const BlockTeam team;
@@ -149,8 +178,9 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kVector;
   const int64_t own = first + threadIdx.x;  // the coordinate that this thread updates
   const bool steps = threadIdx.x < kColumns && own < r.d;
-  float g = 0, w = 0, model = 0;
+  float g = 0, w = 0, model = 0, center = 0;
   if (steps) {
+    if (r.centered) center = r.center[own];
     g = r.update[own];
     w = r.trained_on[own];
     model = r.model[own];
@@ -177,6 +207,10 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   for (int i = 0; i < kWarps; ++i) direction += parts[i][threadIdx.x];
   g = clipped(v, g);
   if (v.received) direction += choice.own_weight * g;
+  if (r.centered) {
+    direction += choice.center_weight * center;
+    if (v.steps && choice.any && isfinite(direction)) r.center[own] = direction;
+  }
   r.next_model[own] = stepped(v, model, direction);
   if (!v.stored) return;
   r.last_updates[v.client * r.d + own] = g;

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -45,6 +46,14 @@ inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, doubl
   const float* last_w = r.last_models + client * r.d + start;
   for (int64_t c = 0; c < width; ++c) add_to_judge(g[c], w[c], last_g[c], last_w[c], judged);
   for (int i = 0; i < kSums; ++i) sums[r.n + i] += judged[i];
+  if (!r.centered) return;
+  double center[kKinTile], *of_center = sums + r.n + kSums;
+  std::copy(r.center + start, r.center + start + width, center);
+  for (int64_t k = 0; k < r.n; ++k) {
+    if (r.seen[k]) of_center[k] += product_with(r.last_updates + k * r.d + start, center, width);
+  }
+  of_center[r.n] += product_with(r.update + start, center, width);
+  of_center[r.n + 1] += product_with(r.center + start, center, width);
 }
 
 // direction (width) += weight * row
@@ -63,8 +72,12 @@ inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start
   }
   for (int64_t c = start; c < start + width; ++c) {
     const float own = clipped(v, r.update[c]);
-    r.next_model[c] =
-        stepped(v, r.model[c], v.received ? direction[c - start] + choice.own_weight * own : direction[c - start]);
+    float towards = v.received ? direction[c - start] + choice.own_weight * own : direction[c - start];
+    if (r.centered) {
+      towards += choice.center_weight * r.center[c];
+      if (v.steps && choice.any && std::isfinite(towards)) r.center[c] = towards;
+    }
+    r.next_model[c] = stepped(v, r.model[c], towards);
     if (!v.stored) continue;
     r.last_updates[v.client * r.d + c] = own;
     r.last_models[v.client * r.d + c] = r.trained_on[c];
@@ -81,7 +94,9 @@ void for_kin_tiles(const Chunks& chunks, const Each& each) {
   });
 }
 
-inline void kin_step(const KinRound& r) {
+// R: KinRound, or one with a `choose` of its own
+template <typename R>
+void kin_step(const R& r) {
   const Chunks chunks((r.d + kKinTile - 1) / kKinTile, 4);
   std::vector<double> parts(static_cast<size_t>(chunks.count * r.sums()));  // (chunks, sums)
   const int32_t client = client_of(r);
@@ -90,7 +105,7 @@ inline void kin_step(const KinRound& r) {
   std::vector<double> sums = sum_chunks(parts, r.sums()), scratch(static_cast<size_t>(Table::doubles(r.n)));
   std::vector<int32_t> rows(static_cast<size_t>(r.n));
   std::vector<float> weights(static_cast<size_t>(r.n));
-  Choice choice{{}, 0, 0, rows.data(), weights.data()};
+  Choice choice{{}, 0, 0, 0, false, rows.data(), weights.data()};
   choose(Solo(), r, sums.data(), Table(scratch.data(), r.n), &choice);
   for_kin_tiles(chunks, [&](int64_t start, int64_t) { step_kin_tile(r, choice, start); });
 }

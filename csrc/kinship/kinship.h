@@ -7,8 +7,8 @@
 #include "common/host_device.h"
 #include "round/round.h"
 
-// A round of rule "kinship" or "support" without corrections: the rows are the last updates of the clients (reasons:
-// secureafl_ext/rules/kinship.py, support.py). Three steps that both devices share:
+// A round of a row-wise rule without corrections: the rows are the last updates of the clients (reasons:
+// secureafl_ext/rules/kinship.py, support.py, row_rules.py). Three steps that both devices share:
 //   sums     over d: products of the update with every last update, and the sums of the judge
 //   choose   on n and n x n numbers: the verdict, the updated mean similarities, the chosen clients, their weights
 //   step     over d: the weighted sum of the chosen rows, or the update alone; the next model, the client's new row
@@ -28,21 +28,26 @@ struct KinRound : Round {
   double* means;        // (n, n): running means of the products of clipped updates, in units of (median norm)^2
   int64_t* met;         // (n): number of updates that entered the means
   double* centre;       // (n): weights of the mean updates in their centre; kinship alone
+  bool centered;        // there is a center: rule "centered_clip" alone
+  float* center;        // (d): the last aggregate
   const double* shift;  // (n): of each client's weight; support alone, null for kinship
   bool alone;           // the model steps along the update alone, times its weight and the number of kept clients
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()
 
-  // Number of sums over d: the update times each last update, then the sums of the judge.
-  SECUREAFL_BOTH int64_t sums() const { return n + kSums; }
+  // Number of sums over d: the update times each last update, then the sums of the judge. With a center also the
+  // center times each last update, times the update and times itself.
+  SECUREAFL_BOTH int64_t sums() const { return n + kSums + (centered ? n + 2 : 0); }
 };
 
 // Result of `choose`: rows and weights (n); the first `count` are used.
 struct Choice {
   Verdict verdict;
   int32_t count;
-  float own_weight;  // of the update
+  float own_weight;     // of the update
+  float center_weight;  // these two: with a center alone
+  bool any;             // whether a row takes part
   int32_t* rows;
   float* weights;
 };

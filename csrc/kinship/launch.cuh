@@ -4,7 +4,7 @@
 #include "common/tensors.h"
 #include "kinship/kin_step.cuh"
 
-// A round of rule "kinship" or "support" in three kernels (kin_step.cuh). Nothing waits for the device.
+// A round of a row-wise rule in three kernels (kin_step.cuh). Nothing waits for the device.
 
 namespace secureafl {
 
@@ -14,7 +14,9 @@ class CudaKin {
 
   explicit CudaKin(const Tensor& on) : launch_(on.get_device_index()) {}
 
-  void kin_step(const KinRound& r, const Tensor& like) const {
+  // R: KinRound, or one with a `choose` of its own
+  template <typename R>
+  void kin_step(const R& r, const Tensor& like) const {
     const auto aligned = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
     const bool wide = r.d % 4 == 0 && aligned(r.last_updates) && aligned(r.last_models);
     return wide ? launch<4>(r, like) : launch<1>(r, like);
@@ -24,9 +26,9 @@ class CudaKin {
   cuda::Launcher launch_;
 
  private:
-  template <int kVector>
-  void launch(const KinRound& r, const Tensor& like) const {
-    const auto plan = cuda::KinPlan::of(r.n, r.d);
+  template <int kVector, typename R>
+  void launch(const R& r, const Tensor& like) const {
+    const auto plan = cuda::KinPlan::of(r);
     constexpr int64_t kChoice = (sizeof(Choice) + sizeof(double) - 1) / sizeof(double);
     const int64_t sums = r.sums() * plan.chunks;
     const Tensor memory = allocate(like, ScalarType::Double, {kChoice + sums + r.n});
@@ -36,11 +38,12 @@ class CudaKin {
     auto* weights = reinterpret_cast<float*>(rows + r.n);
     const int64_t warps = plan.groups * plan.chunks, columns = 32 * kVector;
     constexpr int64_t kWarps = cuda::kSumThreads / 32;
-    launch_(cuda::kin_sums_kernel<kVector>, (warps + kWarps - 1) / kWarps, cuda::kSumThreads, 0, r, plan, parts);
-    launch_.launch_pdl(cuda::kin_choose_kernel, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, plan.chunks,
+    launch_(cuda::kin_sums_kernel<kVector>, (warps + kWarps - 1) / kWarps, cuda::kSumThreads, 0,
+            static_cast<const KinRound&>(r), plan, parts);
+    launch_.launch_pdl(cuda::kin_choose_kernel<R>, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, plan.chunks,
                        static_cast<const double*>(parts), choice, rows, weights);
-    launch_.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r,
-                       static_cast<const Choice*>(choice));
+    launch_.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0,
+                       static_cast<const KinRound&>(r), static_cast<const Choice*>(choice));
   }
 };
 

@@ -13,10 +13,11 @@ namespace secureafl::SECUREAFL_KIND {
 
 using RowsOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, factor, reason, weight
 
-// The state of a rule on the last updates of the clients, with the averages of their inner products (n, n).
+// The state of a rule on the last updates of the clients, perhaps with the averages of their inner products (n, n).
 struct RowsState {
-  const Tensor &models, &last_updates, &last_models, &seen, &products, &means, &met, &rounds;
-  const char* means_name;  // of `means` in the op
+  const Tensor &models, &last_updates, &last_models, &seen, &products, &rounds;
+  const Tensor *means = nullptr, *met = nullptr;
+  const char* means_name = nullptr;  // of `means` in the op
 
   template <typename Device>
   int64_t check(const Check& check, const char* op) const {
@@ -29,23 +30,24 @@ struct RowsState {
     check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
     check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
-    check.state(means_name, means, ScalarType::Double, "(n, n)", {n, n});
-    check.state("met", met, ScalarType::Long, "(n,)", {n});
+    if (means) check.state(means_name, *means, ScalarType::Double, "(n, n)", {n, n});
+    if (met) check.state("met", *met, ScalarType::Long, "(n,)", {n});
     check.state("rounds", rounds, ScalarType::Long, "()", {});
     if constexpr (Device::kHostReads) {
-      for (int64_t k = 0; k < n; ++k) check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
+      for (int64_t k = 0; k < n && met; ++k) {
+        check.within("met must lie in", data<int64_t>(*met)[k], 0, INT64_MAX - 1);
+      }
     }
     return n;
   }
 
   std::vector<Span> spans() const {
-    return {span_of("last_updates", last_updates, true),
-            span_of("last_models", last_models, true),
-            span_of("seen", seen, true),
-            span_of("products", products, true),
-            span_of(means_name, means, true),
-            span_of("met", met, true),
-            span_of("rounds", rounds, true)};
+    std::vector<Span> spans{span_of("last_updates", last_updates, true), span_of("last_models", last_models, true),
+                            span_of("seen", seen, true), span_of("products", products, true),
+                            span_of("rounds", rounds, true)};
+    if (means) spans.push_back(span_of(means_name, *means, true));
+    if (met) spans.push_back(span_of("met", *met, true));
+    return spans;
   }
 
   // Sets the pointers of r and allocates the results.
@@ -59,8 +61,8 @@ struct RowsState {
     r.last_updates = mutable_data<float>(last_updates);
     r.last_models = mutable_data<float>(last_models);
     r.products = mutable_data<double>(products);
-    r.means = mutable_data<double>(means);
-    r.met = mutable_data<int64_t>(met);
+    if (means) r.means = mutable_data<double>(*means);
+    if (met) r.met = mutable_data<int64_t>(*met);
     r.rounds = mutable_data<int64_t>(rounds);
     return outcome;
   }
@@ -77,7 +79,7 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
                      double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const RowsState state{models, last_updates, last_models, seen, products, kinship, met, rounds, "kinship"};
+  const RowsState state{models, last_updates, last_models, seen, products, rounds, &kinship, &met, "kinship"};
   const int64_t n = state.check<Device>(check, op);
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};

@@ -2,10 +2,11 @@
 
 #include "arguments.h"
 #include "kinship/kin_step.cuh"
+#include "row_rules/choose.h"
 #include "support/refresh.cuh"
 
-// `kin_step_` and `support_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh and csrc/support/refresh.cuh,
-// block after block.
+// `kin_step_`, `support_step_` and `row_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh and
+// csrc/support/refresh.cuh, block after block.
 
 using namespace secureafl;
 
@@ -18,27 +19,31 @@ struct Buffers {
   Choice choice;
 
   explicit Buffers(const KinRound& r)
-      : plan(cuda::KinPlan::of(r.n, r.d)), parts(r.sums() * plan.chunks, std::nan("")), rows(r.n), weights(r.n) {}
+      : plan(cuda::KinPlan::of(r)), parts(r.sums() * plan.chunks, std::nan("")), rows(r.n), weights(r.n) {}
 };
 
-template <int kVector>
-static void run(const cuda::Launcher& launch, const KinRound& r, Buffers& b) {
+template <int kVector, typename R>
+static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
+  const KinRound& kin = r;
   const int64_t warps = b.plan.groups * b.plan.chunks, columns = 32 * kVector, each = cuda::kSumThreads / 32;
-  launch(cuda::kin_sums_kernel<kVector>, (warps + each - 1) / each, cuda::kSumThreads, 0, r, b.plan, b.parts.data());
-  launch.launch_pdl(cuda::kin_choose_kernel, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, b.plan.chunks,
+  launch(cuda::kin_sums_kernel<kVector>, (warps + each - 1) / each, cuda::kSumThreads, 0, kin, b.plan, b.parts.data());
+  launch.launch_pdl(cuda::kin_choose_kernel<R>, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, b.plan.chunks,
                     b.parts.data(), &b.choice, b.rows.data(), b.weights.data());
-  launch.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, &b.choice);
+  launch.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, kin,
+                    &b.choice);
 }
 
-static void run(const cuda::Launcher& launch, const KinRound& r, Buffers& b) {
+template <typename R>
+static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
   r.d % 4 == 0 ? run<4>(launch, r, b) : run<1>(launch, r, b);
 }
 
 // models: the current row and the next one
-static void read_arrival(Reader& tensor, KinRound& r) {
+static void read_rows(Reader& tensor, KinRound& r) {
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
-  tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products), tensor(r.means), tensor(r.met);
+  tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products);
 }
+static void read_arrival(Reader& tensor, KinRound& r) { read_rows(tensor, r), tensor(r.means), tensor(r.met); }
 
 // Then the results.
 static void read_rest(Reader& tensor, const int64_t* whole, const double* real, KinRound& r) {
@@ -60,6 +65,21 @@ extern "C" void kin_step(void** at, const int64_t* whole, const double* real, un
   tensor(r.centre);
   read_rest(tensor, whole, real, r);
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
+  Buffers buffers(r);
+  const cuda::Launcher launch(seed);
+  run(launch, r, buffers);
+}
+
+// real: after max_norm the number of the rule, remove, radius and iterations
+extern "C" void row_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  RowRound r{};
+  read_rows(tensor, r);
+  tensor(r.center);
+  read_rest(tensor, whole, real, r);
+  r.weighs = static_cast<RowRule>(real[3]), r.remove = real[4], r.radius = real[5];
+  r.iterations = static_cast<int64_t>(real[6]);
+  r.centered = r.weighs == RowRule::kCenteredClip;
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);

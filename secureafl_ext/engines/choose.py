@@ -4,7 +4,7 @@ import torch
 
 from ..config import Config
 from ..validation import name_of
-from . import fused, kinship, sharded_composed, support
+from . import fused, kinship, row_rules, sharded_composed, support
 from .base import Engine, ShardedEngine
 from .composed import Composed
 from .ranks import Ranks
@@ -46,6 +46,8 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
         return kinship.FusedKinship(config, clients, size, device)
     if support.fits(config, clients, device):
         return support.FusedSupport(config, clients, size, device)
+    if row_rules.fits(config, clients, device):
+        return row_rules.FusedRowRules(config, clients, size, device)
     return Composed(config, clients, size, device)
 
 

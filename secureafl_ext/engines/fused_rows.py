@@ -24,14 +24,15 @@ class FusedRows(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, size, device)
         h, rows, c = self.history, self.rows, config
-        assert rows and rows.similarity  # rule="kinship" or "support"
-        past = h.last_updates, h.last_models, h.seen, rows.products, *rows.similarity.tensors().values(), rows.rounds
+        assert rows
+        own = rows.similarity.tensors().values() if rows.similarity else (rows.centre,)
+        past = h.last_updates, h.last_models, h.seen, rows.products, *own, rows.rounds
         self._past = *past, *self.presence.tensors().values()
         flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
         steps = c.step == "received", self.quorum
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), *steps, *self._bounds(rows.every)
 
-    def _bounds(self, every: int) -> tuple[float, ...]:
+    def _bounds(self, every: int) -> tuple[float | str, ...]:
         """The op's last arguments. every: rounds between two refreshes"""
         raise NotImplementedError
 

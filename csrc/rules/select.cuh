@@ -186,7 +186,7 @@ class ColumnRule {
     for (int i = 0; i < kItems; ++i) wanted_ |= (wants(lane + i * kLanes) ? 1u : 0u) << i;
     kept_ = static_cast<int>(lanes.sum(static_cast<uint32_t>(__popc(wanted_))));
     if constexpr (kSorts) {
-      constexpr int kPlaces = kLanes * kItems, kWords = kPlaces / 32;
+      constexpr int kPlaces = kLanes * kItems, kWords = (kPlaces + 31) / 32;
       uint32_t absent[kWords];
 #pragma unroll
       for (int w = 0; w < kWords; ++w) absent[w] = __ballot_sync(~0u, !wants(w * 32 + threadIdx.x % 32));

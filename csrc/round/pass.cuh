@@ -6,6 +6,7 @@
 #include "common/loads.cuh"
 #include "round/judge.h"
 #include "round/launches.h"
+#include "round/members.cuh"
 #include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "round/tile_pipeline.cuh"
@@ -60,7 +61,8 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
   float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kFactors)
-  uint32_t* exchange = reinterpret_cast<uint32_t*>(shared + P::kFactorBytes);      // (2, 8)
+  uint32_t* members = reinterpret_cast<uint32_t*>(shared + P::kFactorBytes);       // (kClients / 32)
+  uint32_t* exchange = members + P::kMemberBytes / 4;                              // (2, 8)
   auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, 2)
   char* stages = reinterpret_cast<char*>(barriers) + P::kBarrierBytes;             // (teams, 2, stage)
   const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
@@ -89,9 +91,10 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   pdl_wait();  // nothing above depends on the verdict
   const Verdict v = *scratch.verdict;
   const int client = v.client;
-  const Lanes<kThreads, kColumns> lanes{exchange};
-  ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
+  find_members(r, v, P::kClients, members);
   __syncthreads();
+  const Lanes<kThreads, kColumns> lanes{exchange};
+  ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
 
   const float* own_factors = factors + lane * kFactors;
   const float inverse_lr = static_cast<float>(1 / r.lr);

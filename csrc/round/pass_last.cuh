@@ -2,6 +2,7 @@
 
 #include "common/launch.cuh"
 #include "round/judge.h"
+#include "round/members.cuh"
 #include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "rules/select.cuh"
@@ -16,14 +17,16 @@ constexpr int kLastThreads = 256, kLastBlocksPerSm = 4;
 template <typename P>
 __global__ void __launch_bounds__(kLastThreads, kLastBlocksPerSm) last_pass_kernel(Round r, const Verdict* verdict) {
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
-  __shared__ uint32_t exchange[2 * kThreads / 32];
+  __shared__ uint32_t exchange[2 * kThreads / 32], members[(P::kClients + 31) / 32];
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles), plane = n * kColumns;
   const int team = threadIdx.x / kThreads, teams = kLastThreads / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns;
   pdl_wait();
   const Verdict v = *verdict;
+  find_members(r, v, P::kClients, members);
+  __syncthreads();
   const Lanes<kThreads, kColumns> lanes{exchange};
-  const ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return k < n && r.wants(k, v); }, r.rule);
+  const ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
   const float inverse_lr = static_cast<float>(1 / r.lr);
   for (int index = blockIdx.x * teams + team; index < tiles; index += gridDim.x * teams) {
     const int64_t tile = r.backwards ? tiles - 1 - index : index, c = tile * kColumns + column;

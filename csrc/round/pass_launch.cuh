@@ -13,7 +13,7 @@ namespace secureafl::cuda {
 // Shared memory of a block: the part that its teams share, and the part of each team.
 template <typename P>
 constexpr int64_t shared_by_teams() {
-  return P::kFactorBytes + P::kExchangeBytes + P::kBarrierBytes;
+  return P::kFactorBytes + P::kMemberBytes + P::kExchangeBytes + P::kBarrierBytes;
 }
 template <typename P>
 int64_t shared_by_team(int64_t n) {

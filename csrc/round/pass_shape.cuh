@@ -22,7 +22,8 @@ struct Pass {
   static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
 
-  static constexpr int kFactorBytes = 4 * kClients * kFactors;  // a multiple of 16
+  static constexpr int kFactorBytes = 4 * kClients * kFactors;           // a multiple of 16
+  static constexpr int kMemberBytes = (kClients + 127) / 128 * 128 / 8;  // a bit per client; a multiple of 16
 };
 
 // A tile of the history in shared memory. Tiles are padded: the threads of a warp load and store past client n - 1, up
@@ -42,9 +43,12 @@ struct Stage {
   }
   __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
   __host__ __device__ static int bytes(int n) {
-    const int walked = slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns;
-    const int summed = slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1);
-    return ((walked > summed ? walked : summed) + 15) / 16 * 16;
+    const int ends[] = {slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns,  // of the estimates
+                        slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1),              // of the sums over slots
+                        slot_bytes(n) + 4 * P::kXSums * P::kThreads * P::kColumns};           // of the sums over x
+    int most = 0;
+    for (const int end : ends) most = end > most ? end : most;
+    return (most + 15) / 16 * 16;
   }
 };
 

@@ -29,11 +29,11 @@ struct Presence {
 
   // seen: whether the client has a history
   SECUREAFL_FN bool live(bool seen, int64_t k) const {
-    const int64_t last = last_epoch[k];
-    return seen && last >= 0 && age(k) <= uint64_t(expiry);
+    return seen & (last_epoch[k] >= 0) & (age(k) <= uint64_t(expiry));
   }
   SECUREAFL_FN bool past_probation(int64_t k) const { return uploads[3 * k] >= probation; }
-  SECUREAFL_FN bool counts(bool seen, int64_t k) const { return live(seen, k) && (past_probation(k) || clock[2] == 0); }
+  // No short circuit: a GPU loads all values at once, not one after the other.
+  SECUREAFL_FN bool counts(bool seen, int64_t k) const { return live(seen, k) & (past_probation(k) | (clock[2] == 0)); }
 
   // Epochs since the last upload of the client.
   SECUREAFL_FN uint64_t age(int64_t k) const {

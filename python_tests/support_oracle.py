@@ -61,6 +61,13 @@ def kept_by_group(products):
     return np.array(shares), usual
 
 
+def kept_by_distance(reach):
+    """(c): the share of its weight that a client keeps: less if it goes further along the odd directions than usual."""
+    center = np.median(reach)
+    spread = s.NORMAL * np.median(np.abs(reach - center)) + s.LEAST_SPREAD
+    return np.interp((np.array(reach) - center) / spread, [s.APART, s.APART_END], [1, 0])
+
+
 class Space:
     """Vectors written by coefficients of the clients' mean updates; products (c, c): their inner products."""
 
@@ -73,8 +80,12 @@ class Space:
         return self.left @ direction
 
     def cut_above(self, least, maps):
-        """(c): the coefficients of what is added to the mean. maps (c, c): whose directions are looked for."""
+        """(c): the coefficients of what is added to the mean. maps (c, c): whose directions are looked for. Sets reach
+        (c): how far each client goes along those found."""
         values, vectors = np.linalg.eigh(maps @ self.left @ maps.T)
+        self.reach = [
+            np.sqrt(sum(values[j] * row[j] ** 2 for j in range(len(row)) if values[j] > least)) for row in vectors
+        ]
         found = [maps.T @ vectors[:, j] / np.sqrt(values[j]) for j in range(len(values)) if values[j] > least]
         along = [self.loadings(direction) for direction in found]
         added, own = np.zeros(len(self.left)), [self.remaining(direction) for direction in found]
@@ -97,9 +108,10 @@ def shifts(products):
     apart = everyone - kin_weights(space.left)
     odd = max(s.ODD_LEAST, s.ODD * usual(apart @ space.left @ apart.T))
     weights += space.cut_above(odd, apart)
+    near = kept_by_distance(space.reach)
     weights += space.cut_above(s.AGAIN * crowd, everyone)
     share = weights * c  # 1 is a client's share of the mean
     faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))
-    left = np.minimum(faded * kept(products), s.MOST)
+    left = np.minimum(faded * kept(products) * near, s.MOST)
     fill = min(1 / left.mean(), s.FILL) if left.any() else 1
     return (np.minimum(left * max(fill, 1), s.MOST) - 1) / c

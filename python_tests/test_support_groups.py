@@ -32,7 +32,30 @@ def test_who_pushes_back_what_its_kin_want_has_no_weight():
         assert share_of(rows, 40) < 0.05
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(support, "OPPOSED", 98.0), patch.setattr(support, "OPPOSED_END", 99.0)
+            patch.setattr(support, "APART", 98.0), patch.setattr(support, "APART_END", 99.0)
             assert share_of(rows, 40) > 0.1
+
+
+def test_who_differs_from_its_kin_as_few_others_do_has_no_weight():
+    """One attacker in each of ten groups sends what its kin send, a push that all attackers share, some more and some
+    less of it, and noise: a backdoor where every client has the data of one class."""
+    left = []
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        rows = fleet(random, 50, common=0.1, group=0.7, own=0.2, groups=10)
+        rows[40:, -1] += random.uniform(0.1, 0.5, 10)
+        rows[40:] += 0.4 * unit(random, 10, SIZE + 1)
+        assert share_of(rows, 40) < 0.01 and np.median(weights(rows)[:40]) > 1 / 50
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(support, "APART", 98.0), patch.setattr(support, "APART_END", 99.0)
+            left.append(share_of(rows, 40))
+    assert min(left) > 0.02 and np.mean(left) > 0.05
+
+
+def test_without_an_odd_direction_no_client_loses_weight_by_distance():
+    assert (support.kept_by_distance(torch.zeros(9, dtype=torch.float64)) == 1).all()
+    lengths = torch.tensor([1.0, 1.1, 0.9, 1.2, 0.8, 1.0, 3.0], dtype=torch.float64)
+    assert support.kept_by_distance(lengths).tolist() == [1.0] * 6 + [0.0]
 
 
 def test_a_group_that_many_oppose_keeps_its_weight():

@@ -69,6 +69,38 @@ SECUREAFL_FN double value_of_rank(const Team& team, const double* values, int n,
   return *found;
 }
 
+constexpr double kNormal = 1.4826, kLeast = 1e-3;  // NORMAL and LEAST_SPREAD of support.py
+
+// kept (n) *= the share of its weight that a client keeps by how far its residual reaches along the directions with
+// values (n) above 0: vectors (n, n) are the eigenvectors of the residuals' inner products.
+template <typename Team>
+SECUREAFL_FN void judge_distances(const Team& team, const Refresh& r, const RefreshTables& t) {
+  const int n = static_cast<int>(r.n);
+  double *lengths = t.offsets, *away = t.rotations;  // (n) each
+  SECUREAFL_NO_UNROLL
+  for (int k = team.down(); k < n; k += Team::kDown) {
+    double square = 0;
+    for (int j = team.across(); j < n; j += Team::kAcross) {
+      square += t.values[j] * t.vectors[k * n + j] * t.vectors[k * n + j];
+    }
+    square = team.sum_across(square);
+    if (team.across() == 0) lengths[k] = r.counts[k] ? sqrt(square) : INFINITY;
+  }
+  team.sync();
+  const double usual = median_of(team, lengths, n, t.parts);
+  SECUREAFL_NO_UNROLL
+  for (int k = team.rank(); k < n; k += Team::kSize) away[k] = fabs(lengths[k] - usual);
+  team.sync();
+  const double spread = kNormal * median_of(team, away, n, t.parts) + kLeast;
+  const SupportBounds& b = r.bounds;
+  SECUREAFL_NO_UNROLL
+  for (int k = team.rank(); k < n; k += Team::kSize) {
+    const double far = (lengths[k] - usual) / spread;
+    t.kept[k] *= fmin(fmax((b.apart_end - far) / (b.apart_end - b.apart), 0.0), 1.0);
+  }
+  team.sync();
+}
+
 // Median of the loadings along direction j of the clients that count: |loading - centre| if `spread`. Every lane of a
 // row of the team gets it.
 template <typename Team>
@@ -93,8 +125,6 @@ SECUREAFL_FN double median_loading(const Team& team, const Refresh& r, const Ref
 template <typename Team>
 SECUREAFL_FN void offsets_of(const Team& team, const Refresh& r, const RefreshTables& t, int count) {
   const int n = static_cast<int>(r.n);
-  constexpr double kNormal = 1.4826,
-                   kLeast = 1e-3;  // a normal distribution's spread is this times its median deviation
   SECUREAFL_NO_UNROLL
   for (int j = team.down(); j < n; j += Team::kDown) {
     if (!(t.values[j] > 0)) {
@@ -121,7 +151,8 @@ SECUREAFL_FN void offsets_of(const Team& team, const Refresh& r, const RefreshTa
   team.sync();
 }
 
-// One stage: cuts the directions whose eigenvalue in (maps rest maps^T) exceeds `least`. maps: (n, n), or null for I
+// One stage: cuts the directions whose eigenvalue in (maps rest maps^T) exceeds `least`. maps: (n, n), what makes
+// residuals; or null for I
 template <typename Team>
 SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const RefreshTables& t, const double* maps,
                                  double* basis, double least, int count) {
@@ -151,6 +182,7 @@ SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const Refre
     t.work[at] = t.values[j] > 0 ? t.vectors[at] / sqrt(t.values[j]) : 0;
   });
   if (maps) {
+    judge_distances(team, r, t);
     multiply<true>(team, maps, t.work, t.along, n);
   } else {
     for_entries(team, n, [&](int at, int, int) { t.along[at] = t.work[at]; });

@@ -16,7 +16,7 @@ constexpr int kStages = 3;  // the crowd, the odd ones, what is left of the crow
 // The constants of secureafl_ext/rules/support.py, in the same order.
 struct SupportBounds {
   double cut, crowd, crowd_least, odd, odd_least, kin, short_square, few_kin, short_level, fade, again, most;
-  double group, group_spreads, group_end, group_left, opposed, opposed_end, fill;
+  double group, group_spreads, group_end, group_left, opposed, opposed_end, fill, apart, apart_end;
 };
 
 struct Refresh {
@@ -48,7 +48,7 @@ struct RefreshTables {
   double* rotations;  // (2, n)
   double* values;     // (n)
   double* offsets;    // (n): how far each direction is shifted
-  double* kept;       // (n): the share of its weight that a client keeps, by the size of its group
+  double* kept;       // (n): the share of its weight that a client keeps
   double* matrix;     // (n, n)
   double* vectors;    // (n, n): eigenvectors, one in each column
   double* work;       // (n, n)

@@ -102,7 +102,7 @@ def shifts(rows: Tensor) -> Tensor:
     crowd = max(support.CROWD_LEAST, support.CROWD * float(level(rows - rows.mean(0))))
     rest = Rest(rows)
     cut_crowd(rest, crowd)
-    cut_odd(rest)
+    kept = kept * support.kept_by_distance(cut_odd(rest))
     cut_crowd(rest, support.AGAIN * crowd)
     return support.final_shift(rest.shift, kept)
 
@@ -113,15 +113,17 @@ def cut_crowd(rest: Rest, least: float) -> None:
     rest.cut(directions, rest.rows @ directions / values)
 
 
-def cut_odd(rest: Rest) -> None:
-    """The same for the residuals, each row minus the weighted mean of its kin."""
+def cut_odd(rest: Rest) -> Tensor:
+    """The same for the residuals, each row minus the weighted mean of its kin. Returns (c): the length of each along
+    the directions that were cut."""
     rows = rest.rows
     residuals = rows - torch.cat([share @ rows for _, share in kin_shares(rows)])
     values, directions = large_eigenvectors(residuals, max(support.ODD_LEAST, support.ODD * float(level(residuals))))
-    along = residuals @ directions / values
-    rest.cut(
-        directions, along - sum((share.T @ along[part] for part, share in kin_shares(rows)), torch.zeros_like(along))
-    )
+    loadings = residuals @ directions
+    along = loadings / values
+    of_kin = sum((share.T @ along[part] for part, share in kin_shares(rows)), torch.zeros_like(along))
+    rest.cut(directions, along - of_kin)
+    return loadings.square().sum(1).sqrt()
 
 
 def large_eigenvectors(rows: Tensor, least: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ of directions stand out:
 crowd: an eigenvector of M whose eigenvalue is far above the usual. Clients with similar data form groups, and each
     group has an eigenvector; its eigenvalue grows with the group. Attackers with a common push form a larger one.
 odd: an eigenvector of the residuals, each client's mean update minus that of its kin, the clients that are like it.
-    Attackers who hide a small push behind honest gradients differ from their kin, all in the same way.
+    Attackers who hide a small push behind honest gradients differ from their kin, all in the same way. A client that
+    differs far more than usual along these directions loses its weight.
 
 In all other directions the mean stays: without attackers, and with groups that are alike, the rule is the mean.
 """
@@ -37,6 +38,8 @@ GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LE
 GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
 OPPOSED_END = 0.5  # at this share all of it
+APART = 2.0  # a client this many spreads further along the odd directions than usual loses weight
+APART_END = 4.0  # at this many all of it
 FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
@@ -91,12 +94,14 @@ def shifts(means: Tensor) -> Tensor:
     kept = kept_by_vote(group_sizes(signed), lambda votes: signed @ votes)
     state = means, torch.eye(count, dtype=means.dtype, device=means.device), torch.zeros_like(means[0])
     crowd = max(CROWD_LEAST, CROWD * float(level(centered(means))))
-    state = cut_directions(*state, None, crowd)
+    state = cut_directions(*state, None, *large_eigenvectors(means, crowd))
     maps = without_kin(state[0])
-    odd = max(ODD_LEAST, ODD * float(level(maps @ state[0] @ maps.T)))
-    state = cut_directions(*state, maps, odd)
+    residuals = maps @ state[0] @ maps.T
+    values, vectors = large_eigenvectors(residuals, max(ODD_LEAST, ODD * float(level(residuals))))
+    kept = kept * kept_by_distance((vectors.square() @ values).sqrt())
+    state = cut_directions(*state, maps, values, vectors)
     if AGAIN:
-        state = cut_directions(*state, None, AGAIN * crowd)
+        state = cut_directions(*state, None, *large_eigenvectors(state[0], AGAIN * crowd))
     return final_shift(state[2], kept)
 
 
@@ -109,17 +114,21 @@ def final_shift(shift: Tensor, kept: Tensor) -> Tensor:
     return filled.clamp(max=MOST / count) - 1 / count
 
 
-def cut_directions(
-    rest: Tensor, remaining: Tensor, shift: Tensor, maps: Tensor | None, least: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut the directions whose eigenvalue in (maps rest maps^T) is above `least`. All (c, c), shift (c).
+def large_eigenvectors(products: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (k) of products (c, c) above `least`, and their eigenvectors (c, k)."""
+    values, vectors = torch.linalg.eigh(products)
+    return values[values > least], vectors[:, values > least]
 
-    rest: inner products of what is left of the mean updates    remaining: maps coefficients of the clients to those of
-    the part that is orthogonal to all directions that were cut
+
+def cut_directions(
+    rest: Tensor, remaining: Tensor, shift: Tensor, maps: Tensor | None, values: Tensor, vectors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut the directions of some eigenvectors (c, k) of (maps rest maps^T), with their eigenvalues (k).
+
+    rest: (c, c) inner products of what is left of the mean updates    shift: (c)    remaining: (c, c), maps
+    coefficients of the clients to those of the part that is orthogonal to all directions that were cut
     """
-    values, vectors = torch.linalg.eigh(rest if maps is None else maps @ rest @ maps.T)
-    cut = values > least
-    along = vectors[:, cut] / values[cut].sqrt()  # (c, k): coefficients of the directions, which have length 1
+    along = vectors / values.sqrt()  # (c, k): coefficients of the directions, which have length 1
     along = along if maps is None else maps.T @ along
     loadings = rest @ along  # (c, k): of each client along each direction
     own = remaining @ along
@@ -162,6 +171,14 @@ def kept_by_vote(sizes: Tensor, support_of: Callable[[Tensor], Tensor]) -> Tenso
         opposed = -support_of(kept) / usual
         kept = by_group * ((OPPOSED_END - opposed) / (OPPOSED_END - OPPOSED)).clamp(0, 1)
     return kept
+
+
+def kept_by_distance(lengths: Tensor) -> Tensor:
+    """(c): the share of its weight that each client keeps, from the lengths (c) of the residuals along the odd
+    directions."""
+    usual = median(lengths)
+    spread = NORMAL * median((lengths - usual).abs()) + LEAST_SPREAD
+    return ((APART_END - (lengths - usual) / spread) / (APART_END - APART)).clamp(0, 1)
 
 
 def centered(products: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class Launcher {
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
                   const Args&... args) const {
-    launch(false, kernel, blocks, threads, shared_bytes, args...);
+    launch(kNothing, kernel, blocks, threads, shared_bytes, args...);
   }
 
   // Launches with PDL a kernel that calls pdl_wait. It may start once all blocks of the previous kernel have called
@@ -107,25 +107,40 @@ class Launcher {
   template <typename... Params, typename... Args>
   void launch_pdl(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
                   const Args&... args) const {
-    launch(true, kernel, blocks, threads, shared_bytes, args...);
+    launch(kPdl, kernel, blocks, threads, shared_bytes, args...);
+  }
+
+  // Launches a kernel whose blocks wait for each other (meet.cuh). They all run at the same time, or the launch fails:
+  // there may be no more of them than fit on the device.
+  template <typename... Params, typename... Args>
+  void launch_cooperative(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                          const Args&... args) const {
+    launch(kCooperative, kernel, blocks, threads, shared_bytes, args...);
   }
 
  private:
+  enum Attribute { kNothing, kPdl, kCooperative };
+
   template <typename... Params, typename... Args>
-  void launch(bool pdl, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+  void launch(Attribute wanted, void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
               const Args&... args) const {
     if (blocks == 0) return;
     const bool has_pdl = prepare_kernel(reinterpret_cast<const void*>(kernel), device_);
-    cudaLaunchAttribute serial{};
-    serial.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    serial.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute{};
+    if (wanted == kPdl) {
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    } else {
+      attribute.id = cudaLaunchAttributeCooperative;
+      attribute.val.cooperative = 1;
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream_;
-    config.attrs = &serial;
-    config.numAttrs = pdl && has_pdl ? 1 : 0;
+    config.attrs = &attribute;
+    config.numAttrs = wanted == kCooperative || (wanted == kPdl && has_pdl) ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, args...), "launch");
   }
 

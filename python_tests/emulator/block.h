@@ -12,9 +12,12 @@
 #include <random>
 #include <vector>
 
-// Runs a block of a kernel on one CPU thread. Every CUDA thread is a fiber that runs until it must wait for its warp or
-// its block. If only some lanes of a warp reach a warp operation, or only some threads a barrier, the program aborts. A
-// seed shuffles the order of the blocks, warps and lanes: if a barrier is missing, results depend on the seed.
+// Runs the blocks of a kernel on one CPU thread. Every CUDA thread is a fiber that runs until it must wait for its
+// warp, its block or another block. If only some lanes of a warp reach a warp operation, or only some threads a
+// barrier, the program aborts. A seed shuffles the order of the blocks, warps and lanes: if a barrier is missing,
+// results depend on the seed. Blocks run one after the other, in a cooperative launch by turns. All blocks share a
+// __shared__ variable: it must not keep a value while its block waits for another one. Dynamic shared memory is the
+// block's own.
 
 // nvcc does not warn, and a cast of gridDim.x would change the code that it generates.
 #pragma GCC diagnostic ignored "-Wsign-compare"
@@ -31,7 +34,7 @@ namespace emulator {
 struct Index {
   unsigned x;
 };
-enum class Waits : char { kNo, kForWarp, kForBlock, kForGrid, kDone };
+enum class Waits : char { kNo, kForWarp, kForBlock, kForWord, kForGrid, kDone };
 struct Fiber {
   ucontext_t context;  // for the start; later switches use longjmp, which needs no system call
   jmp_buf here;
@@ -39,6 +42,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Index thread;
   int meetings;                               // number of warp operations so far
+  std::function<bool()> there;                // kForWord: whether another block has written what it waits for
   std::vector<std::function<void()>> copies;  // asynchronous copies not yet done
   std::vector<size_t> groups;                 // number of copies up to the end of each group
 };
@@ -50,18 +54,28 @@ struct BulkCopy {
   std::function<void()> copy;
 };
 
-// A kernel that runs. With programmatic dependent launch (PDL) the next kernel starts before it is complete.
-struct Grid {
+// The threads of a block; they and their stacks are reused.
+struct Block {
   static constexpr int kMostThreads = 1024;
-  std::vector<Fiber> fibers{kMostThreads};                     // those of one block; they and their stacks are reused
+  std::vector<Fiber> fibers{kMostThreads};
   std::vector<Waits> waits{std::vector<Waits>(kMostThreads)};  // what each fiber waits for
   std::vector<std::vector<float>> boards;
   std::vector<float> memory;  // shared
   std::vector<BulkCopy> bulk_copies;
+  Index index;
+};
+
+// A kernel that runs. With programmatic dependent launch (PDL) the next kernel starts before it is complete.
+struct Grid {
+  std::vector<std::unique_ptr<Block>>
+      all;       // in a cooperative launch every block has its own, otherwise the first is reused
+  Block* block;  // that runs
   jmp_buf scheduler;
   Fiber* current;
-  Index block, threads, blocks;
+  Index threads, blocks;
   unsigned seed;
+  bool moved;     // a thread has run in this turn
+  unsigned turn;  // of a cooperative launch: every block runs as far as it can
   std::function<void()> kernel, previous;
 
   bool late() const { return seed % 2 == 1; }  // copies complete at the wait, not at once
@@ -72,7 +86,7 @@ inline Grid* grid;
 
 inline void wait(Waits what) {
   Fiber& fiber = *grid->current;
-  grid->waits[fiber.thread.x] = what;
+  grid->block->waits[fiber.thread.x] = what;
   if (_setjmp(fiber.here) == 0) _longjmp(grid->scheduler, 1);
 }
 inline void go_on(Fiber& fiber) {
@@ -91,28 +105,32 @@ inline void live() {
 
 // The exchange buffer of this warp, for one operation.
 inline float (*board())[12] {
-  auto& both = reinterpret_cast<Board&>(grid->boards[grid->current->thread.x / 32][0]);
+  auto& both = reinterpret_cast<Board&>(grid->block->boards[grid->current->thread.x / 32][0]);
   return both[grid->current->meetings++ % 2];
 }
 
 inline int count(int first, int last, Waits what) {
-  return static_cast<int>(std::count(grid->waits.begin() + first, grid->waits.begin() + last, what));
+  const auto waits = grid->block->waits.begin();
+  return static_cast<int>(std::count(waits + first, waits + last, what));
 }
 inline void release(int first, int last, Waits what) {
-  std::replace(grid->waits.begin() + first, grid->waits.begin() + last, what, Waits::kNo);
+  const auto waits = grid->block->waits.begin();
+  std::replace(waits + first, waits + last, what, Waits::kNo);
 }
 
-// Runs a warp until each of its lanes waits for the block or is done. mask: gives the order of the lanes
+// Runs a warp until each of its lanes waits for the block or is done, or waits for a lane that waits for another block.
+// mask: gives the order of the lanes
 inline void run_warp(int first, int last, int mask) {
-  do {
-    release(first, last, Waits::kForWarp);
+  for (;;) {
     for (int i = 0; i < last - first; ++i) {
       const int thread = first + (i ^ mask);
-      if (grid->waits[thread] == Waits::kNo) go_on(grid->fibers[thread]);
+      if (grid->block->waits[thread] == Waits::kNo) go_on(grid->block->fibers[thread]);
     }
     const int together = count(first, last, Waits::kForWarp);
-    if (together != 0 && together != last - first - count(first, last, Waits::kDone)) std::abort();
-  } while (count(first, last, Waits::kForWarp) > 0);
+    if (together == 0 || count(first, last, Waits::kForWord) > 0) return;
+    if (together != last - first - count(first, last, Waits::kDone)) std::abort();
+    release(first, last, Waits::kForWarp);
+  }
 }
 
 // Runs what the kernel may have overtaken until here.
@@ -134,12 +152,30 @@ inline void prepare(Fiber& fiber, int thread) {
   makecontext(&fiber.context, live, 0);
 }
 
-inline void run_block(int threads, size_t shared_floats, std::vector<int>& warps, std::mt19937& random) {
-  constexpr size_t kGuard = 64;  // floats behind the shared memory, which no thread may write to
-  grid->memory.assign(shared_floats + kGuard, std::nanf(""));
-  for (int i = 0; i < threads; ++i) prepare(grid->fibers[i], i);
-  std::fill_n(grid->waits.begin(), threads, Waits::kNo);
+constexpr size_t kGuard = 64;  // floats behind the shared memory, which no thread may write to
+
+inline void start_block(Block& block, int index, int threads, size_t shared_floats) {
+  block.index = {static_cast<unsigned>(index)};
+  block.memory.assign(shared_floats + kGuard, std::nanf(""));
+  block.boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  for (int i = 0; i < threads; ++i) prepare(block.fibers[i], i);
+  std::fill_n(block.waits.begin(), threads, Waits::kNo);
+}
+
+// Lets the threads go on that wait for another block no more. Returns true if some still wait.
+inline bool wait_for_words(int threads) {
+  Block& block = *grid->block;
+  for (int i = 0; i < threads; ++i) {
+    if (block.waits[i] == Waits::kForWord && block.fibers[i].there()) block.waits[i] = Waits::kNo;
+  }
+  return count(0, threads, Waits::kForWord) > 0;
+}
+
+// Runs a block to its end, or until it waits for another one. Returns true at its end.
+inline bool run_block(int threads, std::vector<int>& warps, std::mt19937& random) {
   while (count(0, threads, Waits::kDone) < threads) {
+    if (wait_for_words(threads) && count(0, threads, Waits::kNo) == 0) return false;
+    grid->moved = true;
     std::shuffle(warps.begin(), warps.end(), random);
     for (int warp : warps) run_warp(32 * warp, 32 * warp + 32, random() % 32);
     if (count(0, threads, Waits::kForGrid) > 0) {
@@ -147,19 +183,21 @@ inline void run_block(int threads, size_t shared_floats, std::vector<int>& warps
       release(0, threads, Waits::kForGrid);
       continue;
     }
+    if (count(0, threads, Waits::kForWord) > 0) continue;  // the others wait at a barrier for these threads
     const int together = count(0, threads, Waits::kForBlock);
     if (together != 0 && together != threads) std::abort();
     release(0, threads, Waits::kForBlock);
   }
-  const auto end = grid->memory.begin() + shared_floats;
-  if (!std::all_of(end, grid->memory.end(), [](float value) { return std::isnan(value); })) std::abort();
-  if (!grid->bulk_copies.empty()) std::abort();  // they would write into the memory of the next block
+  const auto& memory = grid->block->memory;
+  if (!std::all_of(memory.end() - kGuard, memory.end(), [](float value) { return std::isnan(value); })) std::abort();
+  if (!grid->block->bulk_copies.empty()) std::abort();  // they would write into the memory of the next block
+  return true;
 }
 
 // previous: the kernel before, if this one may start while it runs. Here it then runs when the first block waits for it
 // (pdl_wait), which breaks code that reads its results before.
 inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed, std::function<void()> kernel,
-                   std::function<void()> previous = nullptr) {
+                   std::function<void()> previous = nullptr, bool cooperative = false) {
   const auto numbers = [](int count) {
     std::vector<int> result(count);
     for (int i = 0; i < count; ++i) result[i] = i;
@@ -170,13 +208,29 @@ inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed,
   grid = grids[depth++].get();
   grid->kernel = std::move(kernel), grid->previous = std::move(previous), grid->seed = seed;
   grid->threads = {static_cast<unsigned>(threads)}, grid->blocks = {static_cast<unsigned>(blocks)};
-  grid->boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  while (grid->all.size() < static_cast<size_t>(cooperative ? blocks : 1))
+    grid->all.push_back(std::make_unique<Block>());
   std::mt19937 random(seed);
   std::vector<int> warps = numbers(threads / 32), order = numbers(blocks);
   std::shuffle(order.begin(), order.end(), random);
-  for (int block : order) {
-    grid->block = {static_cast<unsigned>(block)};
-    run_block(threads, shared_floats, warps, random);
+  if (cooperative) {
+    for (int i : order) start_block(*grid->all[i], i, threads, shared_floats);
+    while (!order.empty()) {
+      grid->moved = false, ++grid->turn;
+      const auto ran = std::remove_if(order.begin(), order.end(), [&](int i) {
+        grid->block = grid->all[i].get();
+        return run_block(threads, warps, random);
+      });
+      order.erase(ran, order.end());
+      if (!grid->moved) std::abort();  // they wait for each other
+      std::shuffle(order.begin(), order.end(), random);
+    }
+  } else {
+    for (int i : order) {
+      grid->block = grid->all[0].get();
+      start_block(*grid->block, i, threads, shared_floats);
+      if (!run_block(threads, warps, random)) std::abort();  // only a cooperative launch runs another block meanwhile
+    }
   }
   complete_previous();  // if it has no block, or did not wait
   grid = outer, --depth;
@@ -185,7 +239,7 @@ inline void launch(int blocks, int threads, size_t shared_floats, unsigned seed,
 }  // namespace emulator
 
 #define threadIdx (emulator::grid->current->thread)
-#define blockIdx (emulator::grid->block)
+#define blockIdx (emulator::grid->block->index)
 #define blockDim (emulator::grid->threads)
 #define gridDim (emulator::grid->blocks)
 

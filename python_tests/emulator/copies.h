@@ -9,14 +9,15 @@
 // into the memory of the block.
 
 inline size_t __cvta_generic_to_shared(const void* at) {
-  const auto offset = static_cast<const char*>(at) - reinterpret_cast<const char*>(emulator::grid->memory.data());
-  if (offset < 0 || offset > static_cast<int64_t>(sizeof(float) * emulator::grid->memory.size())) std::abort();
+  const auto offset =
+      static_cast<const char*>(at) - reinterpret_cast<const char*>(emulator::grid->block->memory.data());
+  if (offset < 0 || offset > static_cast<int64_t>(sizeof(float) * emulator::grid->block->memory.size())) std::abort();
   return offset;
 }
 
 namespace emulator {
 
-inline char* shared_at(uint32_t address) { return reinterpret_cast<char*>(grid->memory.data()) + address; }
+inline char* shared_at(uint32_t address) { return reinterpret_cast<char*>(grid->block->memory.data()) + address; }
 
 template <typename Copy>
 void copy_async(const Copy& copy) {
@@ -80,7 +81,7 @@ inline void mbarrier_expect(uint32_t barrier, int bytes) {
 }
 // Completes the copies that the barrier counts. Aborts if no thread has started them yet.
 inline void mbarrier_wait(uint32_t barrier, int parity) {
-  auto& copies = emulator::grid->bulk_copies;
+  auto& copies = emulator::grid->block->bulk_copies;
   for (size_t i = 0; i < copies.size() && Mbarrier::at(barrier).phase % 2 == parity;) {
     if (copies[i].barrier != barrier) {
       ++i;
@@ -98,7 +99,7 @@ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier
     Mbarrier::at(barrier).add(-bytes);
   };
   if (!emulator::grid->late()) return copy();
-  emulator::grid->bulk_copies.push_back({barrier, copy});
+  emulator::grid->block->bulk_copies.push_back({barrier, copy});
 }
 inline void fence_proxy_async() {}
 

@@ -20,7 +20,7 @@ inline void pdl_wait() {
 
 template <typename T>
 inline T& shared_memory() {
-  return *reinterpret_cast<T*>(emulator::grid->memory.data());
+  return *reinterpret_cast<T*>(emulator::grid->block->memory.data());
 }
 
 // Launches kernels on a small GPU. A kernel runs when the next one is launched or waits for it, the last one at the
@@ -48,6 +48,15 @@ class Launcher {
                   const Args&... args) const {
     last_ = [=, seed = seed_, previous = std::move(last_)] {
       emulator::launch(blocks, threads, shared_bytes / sizeof(float), seed, [=] { kernel(args...); }, previous);
+    };
+  }
+
+  template <typename... Params, typename... Args>
+  void launch_cooperative(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,
+                          const Args&... args) const {
+    finish();
+    last_ = [=, seed = seed_] {
+      emulator::launch(blocks, threads, shared_bytes / sizeof(float), seed, [=] { kernel(args...); }, nullptr, true);
     };
   }
 

@@ -32,7 +32,7 @@ inline void wait_copies() { emulator::complete(emulator::grid->current->copies.s
 
 // The row addresses of all lanes.
 inline emulator::Lanes<const float*> rows_of(const float* row) {
-  if ((row - emulator::grid->memory.data()) % 8 != 0) std::abort();
+  if ((row - emulator::grid->block->memory.data()) % 8 != 0) std::abort();
   return emulator::Lanes<const float*>(row);
 }
 inline void load_rows(Pair (&to)[4], const float* row) {

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "warp.h"
+
+// How blocks wait for each other, in place of csrc/common/meet.cuh.
+
+namespace secureafl::cuda {
+
+inline unsigned load_acquire(const unsigned* word) { return *word; }
+// With an odd seed the other blocks have a turn before this thread goes on, which breaks code that does not wait for
+// what this block does next.
+inline void arrive(unsigned* word) {
+  ++*word;
+  if (!emulator::grid->late()) return;
+  emulator::grid->current->there = [turn = emulator::grid->turn] { return emulator::grid->turn != turn; };
+  emulator::wait(emulator::Waits::kForWord);
+}
+inline void publish(unsigned* word, unsigned value) { *word = value; }
+inline void wait_until(const unsigned* word, unsigned value) {
+  if (*word == value) return;
+  emulator::grid->current->there = [=] { return *word == value; };
+  emulator::wait(emulator::Waits::kForWord);
+}
+
+}  // namespace secureafl::cuda

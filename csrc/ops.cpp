@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-// Arguments of `step_` and `apply_`.
+// Arguments that `step_` and `apply_` share.
 #define SECUREAFL_ROUND                                                                                           \
   "Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "               \
   "Tensor(b!) slots, Tensor(c!) last, Tensor(d!) scales, Tensor(e!) gram, Tensor(f!) along, Tensor(g!) factors, " \
@@ -32,8 +32,8 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "aggregate_status(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
       "str rule=\"median\", int trim=0) -> (Tensor, Tensor)");
-  // round/judge.cuh, round/pass.cuh, round/renew.cuh, without pairs round/pass_last.cuh; round/step_cpu.h
-  m.def("step_(" SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
+  // round/begin.cuh, round/pass.cuh, without pairs round/judge.cuh, round/pass_last.cuh; round/step_cpu.h
+  m.def("step_(Tensor(t!) verdict, Tensor(u!) changes, " SECUREAFL_ROUND ") -> (Tensor, Tensor, Tensor)");
   m.def("round_fits(Tensor like, int clients, int pairs, bool half, int? shared_bytes=None) -> bool");
   // round/sharded.cu
   m.def("update_sums(Tensor update, Tensor client, Tensor trained_on, Tensor last) -> Tensor");
@@ -41,7 +41,11 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "renew_(Tensor verdict, Tensor changes, Tensor scales, Tensor(a!) gram, Tensor(b!) along, Tensor(c!) factors, "
       "Tensor(d!) status, Tensor pairs, Tensor oldest, Tensor(e!) seen, float trust) -> ()");
-  // round/renew.cuh
+  // round/settle.cuh
+  m.def("pass_blocks(Tensor like, int clients, int pairs, bool half, int tiles) -> int");
+  m.def(
+      "settle_(Tensor(a!) verdict, Tensor changes, Tensor scales, Tensor(b!) gram, Tensor(c!) along, "
+      "Tensor(d!) factors, Tensor(e!) status, Tensor pairs, Tensor oldest, Tensor(f!) seen, float trust) -> ()");
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");

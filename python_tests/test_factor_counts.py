@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from emulated import emulate
+from emulated_rounds import Emulated, on_gpu
 from factor_oracle import LEAST, MOST, PAPER, STEP, Everything, play, upper_edge, with_factors
 from kin_rounds import Emulated as EmulatedKin
 from splits import KINDS, SETTINGS, agree, history_of_arrivals, replay, start, whole_state
 from states import identical
-from test_round_kernels import Emulated, on_gpu
 
 from secureafl_ext import SecureAFL, config
 from secureafl_ext.config import EXACT

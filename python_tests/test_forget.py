@@ -66,7 +66,7 @@ def forget_one(group, arrivals):
     replay(server, arrivals, group)  # the last of them is the client's: its sums still wait for a message
     server.forget(arrivals[-1][0])
     engine = server._engine
-    left = {"_pass_sums": engine._pass_sums, "_verdict": engine._verdict, "_update_sums": engine._update_sums}
+    left = {"_changes": engine._changes, "_verdict": engine._verdict, "_update_sums": engine._update_sums}
     return server.state_dict(), {name: bool(value.any()) for name, value in left.items()}
 
 

@@ -168,7 +168,7 @@ def test_a_round_in_phases_is_a_round(device, memory):
     changes = torch.zeros(sums, dtype=torch.float64, device=device)
     calls = {}
 
-    def phases(update, client, trained_on, *rest):
+    def phases(unused_verdict, unused_changes, update, client, trained_on, *rest):
         judged = calls["update_sums"] = update, client, trained_on, engine.last
         calls["apply_"] = op.update_sums(*judged), verdict, changes, update, client, trained_on, *rest
         outcome = op.apply_(*calls["apply_"])

@@ -116,8 +116,9 @@ for _name, _dtypes in _ROUNDS.items():
         lambda first, *rest, dtypes=_dtypes: tuple(first.new_empty((), dtype=one) for one in dtypes),
     )
 torch.library.register_fake("secureafl::round_fits", lambda *arguments: True)
+torch.library.register_fake("secureafl::pass_blocks", lambda *arguments: 1)
 torch.library.register_fake("secureafl::update_sums", lambda update, *rest: update.new_empty(5, dtype=torch.float64))
-for _name in ("renew_", "refresh_"):
+for _name in ("renew_", "settle_", "refresh_"):
     torch.library.register_fake(f"secureafl::{_name}", lambda *arguments: None)
 
 

@@ -14,6 +14,7 @@ namespace cg = cooperative_groups;
 // A team of a whole block (see team.h); each warp is one row of the grid.
 struct BlockTeam {
   static constexpr int kSize = 1024, kDown = 32, kAcross = 32;
+  __device__ int size() const { return kSize; }
   __device__ int rank() const { return threadIdx.x; }
   __device__ int down() const { return threadIdx.x / kAcross; }
   __device__ int across() const { return threadIdx.x % kAcross; }

@@ -33,4 +33,13 @@ __device__ inline void block_sums(double (&values)[kCount]) {
   for (int i = 0; i < kCount; ++i) values[i] = sums[i];
 }
 
+// Sum of `count` values by one warp, in a fixed order; every lane gets it. The values may be another block's.
+__device__ inline double warp_sum(const double* values, int count) {
+  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
+  double sum = 0;
+#pragma unroll 4
+  for (int i = warp.thread_rank(); i < count; i += 32) sum += __ldcg(values + i);
+  return cg::reduce(warp, sum, cg::plus<double>());
+}
+
 }  // namespace secureafl::cuda

@@ -10,6 +10,7 @@ namespace secureafl::SECUREAFL_KIND {
 // the team of one thread, for the host; team.cuh has a warp, block_team.cuh a block.
 struct Solo {
   static constexpr int kSize = 1, kDown = 1, kAcross = 1;
+  SECUREAFL_FN int size() const { return kSize; }
   SECUREAFL_FN int rank() const { return 0; }
   SECUREAFL_FN int down() const { return 0; }
   SECUREAFL_FN int across() const { return 0; }

@@ -113,12 +113,27 @@ inline int64_t pairs_in(const char* op, const char* name, int64_t planes, int64_
   return m;
 }
 
-// Checks the outputs of `apply_` that `renew_` reads.
-inline void check_changes(const Check& check, const Tensor& verdict, const Tensor& changes, int64_t n, int64_t m) {
+inline void check_verdict(const Check& check, const Tensor& verdict) {
   check.state("verdict", verdict, ScalarType::Byte, "(bytes,)", {sizeof(Verdict)});
   check.aligned("verdict", verdict, alignof(Verdict));
+}
+
+// Checks values that the host can read. A kernel clamps them instead.
+inline void check_verdict_values(const Check& check, const Verdict& verdict, int64_t n, int64_t m) {
+  check.within("the client of verdict must lie in", verdict.client, 0, n - 1);
+  check.within("the slot of verdict must lie in", verdict.slot, 0, m > 0 ? m - 1 : 0);
+}
+
+// The sums of a pass.
+inline void check_changes(const Check& check, const Tensor& changes, int64_t n, int64_t m) {
   const char* meaning = m == 0 ? "(0,)" : "((2m + 1) (n + 1) + 4m + 1,)";
   check.state("changes", changes, ScalarType::Double, meaning, {pass_sums(n, m)});
+}
+
+// The same in parts that are not yet added up. blocks: parts of each sum, or -1 if any number will do
+inline void check_parts(const Check& check, const Tensor& changes, int64_t n, int64_t m, int64_t blocks) {
+  const char* meaning = m == 0 ? "(0, 0)" : "((2m + 1) (n + 1) + 4m + 1, blocks)";
+  check.state("changes", changes, ScalarType::Double, meaning, {pass_sums(n, m), m == 0 ? 0 : blocks});
 }
 
 using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason

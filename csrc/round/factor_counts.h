@@ -37,8 +37,8 @@ SECUREAFL_FN int64_t counted_below(const Team& team, const int64_t* counts, doub
   const int32_t key = key_of(factor), row = key / kKeysPerRow, column = key % kKeysPerRow;
   const int64_t* own_row = counts + (1 + row) * kKeysPerRow;
   int64_t below = 0;
-  for (int i = team.rank(); i < row; i += Team::kSize) below += counts[i];
-  for (int i = team.rank(); i < column; i += Team::kSize) below += own_row[i];
+  for (int i = team.rank(); i < row; i += team.size()) below += counts[i];
+  for (int i = team.rank(); i < column; i += team.size()) below += own_row[i];
   return below;
 }
 

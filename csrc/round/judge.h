@@ -26,7 +26,7 @@ SECUREAFL_FN double factor_of(const ClientState& before, const double* sums) {
   return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
 }
 
-// From the sums over the update to the verdict; stores the factor in Q. Run by one thread.
+// From the sums over the update to the verdict; stores the factor in Q. Run by one thread. push_pair must follow.
 SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally,
                             const Census& others) {
   const bool known = before.known;
@@ -47,14 +47,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   v.g_square = sums[kGG] * v.clip * v.clip;
   v.y_scale = r.half ? half_scale(sums[kYY]) : 1.0f;
   v.s_scale = r.half ? half_scale(sums[kSS]) : 1.0f;
-  const bool full = before.pairs == r.m;
-  v.slot = full ? before.oldest : before.pairs;
-  if (v.pushed) {
-    r.pairs[v.client] = before.pairs + !full;
-    r.oldest[v.client] = full ? (before.oldest + 1) % static_cast<int32_t>(r.m) : before.oldest;
-    r.scales[v.client * r.planes() + v.slot] = v.y_scale;
-    r.scales[v.client * r.planes() + r.m + v.slot] = v.s_scale;
-  }
+  v.slot = before.pairs == r.m ? before.oldest : before.pairs;
   *r.accepted = accepted;
   *r.factor = factor;
   *r.reason = v.reason;
@@ -62,6 +55,17 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   r.counts[1] += !accepted;
   r.counts[2] += !finite;
   return v;
+}
+
+// Makes room for the pair of this update, if it is stored. Run by one thread, once no other renews the client.
+SECUREAFL_FN void push_pair(const Round& r, const Verdict& v) {
+  if (!v.pushed) return;
+  const int32_t pairs = pairs_of(r, v.client), oldest = oldest_of(r, v.client);
+  const bool full = pairs == r.m;
+  r.pairs[v.client] = pairs + !full;
+  r.oldest[v.client] = full ? (oldest + 1) % static_cast<int32_t>(r.m) : oldest;
+  r.scales[v.client * r.planes() + v.slot] = v.y_scale;
+  r.scales[v.client * r.planes() + r.m + v.slot] = v.s_scale;
 }
 
 // Next value of a coordinate. It keeps its value if the next one is not finite.

@@ -49,7 +49,9 @@ inline Verdict judge_update(const Round& r, const double* sums) {
   const ClientState before = client_state(r);
   const double factor = factor_of(before, sums);
   const Census others = census_of_others(Solo(), r.presence, r.seen, r.n, before.client);
-  return decide(r, before, sums, tally_of(r, before, factor), others);
+  const Verdict v = decide(r, before, sums, tally_of(r, before, factor), others);
+  push_pair(r, v);
+  return v;
 }
 
 }  // namespace secureafl::cpu

@@ -10,11 +10,12 @@
 
 namespace secureafl::cuda {
 
-// Buffers between the kernels of a round.
+// Buffers between the blocks and kernels of a round.
 struct Scratch {
-  double* judged;    // (kSums, judge blocks)
+  double* judged;    // (kSums, parts)
+  int64_t parts;     // see judge.cuh; 0 if the verdict is given
   Verdict* verdict;  // ()
-  double* changes;   // (pass blocks, PassSums::count)
+  double* changes;   // (PassSums::count, pass blocks)
   int64_t pass_blocks;
 };
 
@@ -31,10 +32,12 @@ PassPlan plan_pass(const Launcher& launch, const Round& r);
 template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch);
 
+// Without pairs: both kernels of a round. In a round of several ranks the verdict is made elsewhere.
+void launch_judge(const Launcher& launch, const Round& r, const Scratch& scratch);
 void launch_last_pass(const Launcher& launch, const Round& r, const Verdict* verdict);
 
-// judged (kSums, blocks)   out, sums (kSums)   changes (PassSums::count)
-void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out);
+// judged (kSums, parts)   out, sums (kSums)   changes (PassSums::count)
+void launch_update_sums(const Launcher& launch, int64_t parts, const Round& r, double* judged, double* out);
 void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict);
 void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes);
 void launch_renew(const Launcher& launch, const Round& r, const Verdict* verdict, const double* changes);

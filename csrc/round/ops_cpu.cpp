@@ -24,7 +24,19 @@ struct CpuRound {
 
   bool fits(int64_t, int64_t, bool, std::optional<int64_t>) const { return true; }
 
-  void step(const Round& r, const Tensor&) const { cpu::step(r); }
+  static int64_t pass_blocks(int64_t, int64_t m, bool, int64_t) { return m == 0 ? 0 : 1; }
+
+  // Leaves nothing pending.
+  void step(const Round& r, Verdict* verdict, const double* changes, const Tensor&) const {
+    if (r.m > 0) settle(r, verdict, changes, pass_blocks(r.n, r.m, r.half, r.tiles));
+    cpu::step(r);
+  }
+
+  void settle(const Round& r, Verdict* verdict, const double* changes, int64_t blocks) const {
+    if (verdict->pending == 0) return;
+    cpu::renew(r, *verdict, cpu::add_parts(changes, pass_sums(r.n, r.m), blocks).data());
+    verdict->pending = 0;
+  }
 
   void update_sums(const Round& r, double* out, const Tensor&) const {
     const std::vector<double> sums = cpu::update_sums(r);

@@ -5,11 +5,11 @@
 #include "round/judge.cuh"
 #include "round/launches.h"
 #include "round/ops_impl.h"
-#include "round/renew.cuh"
+#include "round/settle.cuh"
 #include "round/tiles.h"
 
-// A round in three kernels and one pass over the history: judge.cuh, pass.cuh, renew.cuh. Without pairs in two:
-// judge.cuh, pass_last.cuh. Nothing waits for the device.
+// A round in one kernel and one pass over the history: begin.cuh, pass.cuh. Without pairs in two: judge.cuh,
+// pass_last.cuh. Nothing waits for the device.
 
 namespace secureafl {
 
@@ -32,33 +32,40 @@ class CudaRound {
     return least <= shared_bytes.value_or(launch_.max_shared_bytes());
   }
 
-  void step(const Round& r, const Tensor& like) const {
-    const int64_t judges = judge_blocks(r);
+  int64_t pass_blocks(int64_t n, int64_t m, bool half, int64_t tiles) const {
+    Round r{};
+    r.n = n;
+    r.m = m;
+    r.half = half;
+    r.tiles = tiles;
+    return plan_pass(r).blocks;
+  }
+
+  void step(const Round& r, Verdict* verdict, double* changes, const Tensor& like) const {
+    const int64_t parts = cuda::judge_parts(r.d);
     const auto plan = plan_pass(r);
-    const int64_t sums = kSums * judges, changes = plan.blocks * pass_sums(r.n, r.m);
-    constexpr int64_t kVerdict = (sizeof(Verdict) + sizeof(double) - 1) / sizeof(double);
-    const Tensor memory = allocate(like, ScalarType::Double, {kVerdict + sums + changes});
-    double* at = mutable_data<double>(memory);
-    const cuda::Scratch scratch{at + kVerdict, reinterpret_cast<Verdict*>(at), at + kVerdict + sums, plan.blocks};
-    launch_(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
+    const Tensor judged = allocate(like, ScalarType::Double, {kSums, parts});
+    const cuda::Scratch scratch{mutable_data<double>(judged), parts, verdict, changes, plan.blocks};
+    if (r.m == 0) cuda::launch_judge(launch_, r, scratch);
     launch_pass(plan, r, scratch);
-    if (r.m == 0) return;  // no products to renew
-    const int threads = cuda::renew_threads(r.n, launch_.multiprocessors());
-    launch_.launch_pdl(cuda::renew_kernel, r.n, threads, bytes(cuda::renew_scratch(r.m)), r, scratch);
+  }
+
+  void settle(const Round& r, Verdict* verdict, const double* changes, int64_t blocks) const {
+    cuda::launch_settle(launch_, r, verdict, changes, blocks);
   }
 
   void refresh(const Round& r) const { launch_(cuda::refresh_kernel, r.n, 32, bytes(solve_scratch(r.m)), r); }
 
   void update_sums(const Round& r, double* out, const Tensor& like) const {
-    const int64_t judges = judge_blocks(r);
-    const Tensor judged = allocate(like, ScalarType::Double, {kSums, judges});
-    cuda::launch_update_sums(launch_, judges, r, mutable_data<double>(judged), out);
+    const int64_t parts = cuda::judge_parts(r.d);
+    const Tensor judged = allocate(like, ScalarType::Double, {kSums, parts});
+    cuda::launch_update_sums(launch_, parts, r, mutable_data<double>(judged), out);
   }
 
   void apply(const Round& r, const double* sums, Verdict* verdict, double* changes, const Tensor& like) const {
     const auto plan = plan_pass(r);
-    const Tensor memory = allocate(like, ScalarType::Double, {plan.blocks, pass_sums(r.n, r.m)});
-    const cuda::Scratch scratch{nullptr, verdict, mutable_data<double>(memory), plan.blocks};
+    const Tensor memory = allocate(like, ScalarType::Double, {pass_sums(r.n, r.m), plan.blocks});
+    const cuda::Scratch scratch{nullptr, 0, verdict, mutable_data<double>(memory), plan.blocks};
     cuda::launch_decide(launch_, r, sums, verdict);
     launch_pass(plan, r, scratch);
     if (r.m == 0) return;  // no sums to collect
@@ -70,11 +77,6 @@ class CudaRound {
   }
 
  private:
-  static int64_t judge_blocks(const Round& r) {
-    const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
-    return wanted < 1 ? 1 : wanted < cuda::kJudgeBlocks ? wanted : cuda::kJudgeBlocks;
-  }
-
   cuda::PassPlan plan_pass(const Round& r) const {
     return r.half ? cuda::plan_pass<__half>(launch_, r) : cuda::plan_pass<float>(launch_, r);
   }

@@ -9,7 +9,10 @@
 #include "rules/check.h"
 
 // The ops of a round for both devices: check arguments, allocate, pass plain pointers. A Device has
-//   step(round, like)                     a whole round: judge, pass, renew
+//   step(round, verdict, changes, like)   a whole round: judge, pass, renew. It may leave the renewal to the next call:
+//                                         then the verdict is pending, and changes has the sums of PassSums
+//   settle(round, verdict, changes, blocks)    renews, if the verdict is pending
+//   pass_blocks(n, m, half, tiles)        parts of each sum in changes
 //   fits(n, m, half, shared_bytes)        true if the shared memory is large enough for a round
 //   refresh(round)                        computes factors from products
 //   columns(op, n, m)                     coordinates per tile; throws if n or m is not supported
@@ -22,15 +25,16 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Arguments of `apply_` beyond those of `step_`: the sums over the update (of all ranks), and the outputs for `renew_`:
-// the verdict and the sums of the pass (of this rank).
-struct PhaseBuffers {
-  const Tensor &sums, &verdict, &changes;
+// Arguments of `step_` and `apply_` that carry a round to its end: the verdict and the sums of the pass, for the next
+// `step_` or `settle_`, or for `renew_` (of this rank). sums: only of `apply_`, the sums over the update (of all
+// ranks).
+struct Carried {
+  const Tensor *sums, &verdict, &changes;
 };
 
-// A whole round (`step_`) if buffers is null, else only judge and pass (`apply_`).
+// A whole round (`step_`) if carried has no sums, else only judge and pass (`apply_`).
 template <typename Device>
-Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update, const Tensor& client,
+Outcome round(const char* op, const Carried& carried, const Tensor& update, const Tensor& client,
               const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
               Tensor scales, Tensor gram, Tensor along, Tensor factors, Tensor status, Tensor pairs, Tensor oldest,
               Tensor seen, Tensor clock, Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded,
@@ -56,14 +60,23 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   presence.check<Device>(check, n);
-  check.state("arrived", arrived, ScalarType::Int, "()", {});
+  check.state("arrived", arrived, ScalarType::Int, "(3,)", {3});
   check.trust(trust);
   if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
-  if (buffers != nullptr) {
-    check.state("sums", buffers->sums, ScalarType::Double, "(5,)", {kSums});
-    check_changes(check, buffers->verdict, buffers->changes, n, m);
+  const Device device(models);
+  const bool phases = carried.sums != nullptr;
+  if (phases) check.state("sums", *carried.sums, ScalarType::Double, "(5,)", {kSums});
+  check_verdict(check, carried.verdict);
+  if (phases) {
+    check_changes(check, carried.changes, n, m);
+  } else {
+    check_parts(check, carried.changes, n, m, device.pass_blocks(n, m, half, tiles));
+    if constexpr (Device::kHostReads) {
+      const auto* last = data<Verdict>(carried.verdict);
+      if (last->pending != 0) check_verdict_values(check, *last, n, m);
+    }
   }
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
                         models,        seen_factors, recorded,          factor_counts, counts};
@@ -71,15 +84,12 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   std::vector<Span> spans = clients.spans();
   spans.insert(spans.end(),
                {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
-  if (buffers != nullptr) {
-    spans.insert(spans.end(), {span_of("sums", buffers->sums, false), span_of("verdict", buffers->verdict, true),
-                               span_of("changes", buffers->changes, true)});
-  }
+  spans.insert(spans.end(), {span_of("verdict", carried.verdict, true), span_of("changes", carried.changes, true)});
+  if (phases) spans.push_back(span_of("sums", *carried.sums, false));
   arrival.add_spans(spans);
   presence.add_spans(spans);
   check.no_overlap(spans);
 
-  const Device device(models);
   Round r{};
   const Outcome outcome = arrival.fill(r);
   settings.fill(r);
@@ -97,11 +107,12 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
   r.slots = slots.mutable_data_ptr();
   r.last = mutable_data<float>(last);
   r.arrived = mutable_data<unsigned>(arrived);
-  if (buffers == nullptr) {
-    device.step(r, models);
+  auto* verdict = mutable_data<Verdict>(carried.verdict);
+  auto* changes = mutable_data<double>(carried.changes);
+  if (phases) {
+    device.apply(r, data<double>(*carried.sums), verdict, changes, models);
   } else {
-    device.apply(r, data<double>(buffers->sums), mutable_data<Verdict>(buffers->verdict),
-                 mutable_data<double>(buffers->changes), models);
+    device.step(r, verdict, changes, models);
   }
   return outcome;
 }
@@ -109,13 +120,13 @@ Outcome round(const char* op, const PhaseBuffers* buffers, const Tensor& update,
 // Makes the ops `step_` and `apply_` from round(), with the same arguments.
 template <auto kRound>
 struct RoundOps;
-template <typename... Args, Outcome (*kRound)(const char*, const PhaseBuffers*, Args...)>
+template <typename... Args, Outcome (*kRound)(const char*, const Carried&, Args...)>
 struct RoundOps<kRound> {
-  static Outcome step(Args... args) { return kRound("step_", nullptr, std::forward<Args>(args)...); }
-
+  static Outcome step(Tensor verdict, Tensor changes, Args... args) {
+    return kRound("step_", {nullptr, verdict, changes}, std::forward<Args>(args)...);
+  }
   static Outcome apply(const Tensor& sums, Tensor verdict, Tensor changes, Args... args) {
-    const PhaseBuffers buffers{sums, verdict, changes};
-    return kRound("apply_", &buffers, std::forward<Args>(args)...);
+    return kRound("apply_", {&sums, verdict, changes}, std::forward<Args>(args)...);
   }
 };
 
@@ -150,32 +161,64 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   return sums;
 }
 
-// Last phase of a round that `apply_` began.
+// What `renew_` and `settle_` have in common. settle: the verdict is used only if it is pending, and changes has parts.
 template <typename Device>
-void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
-           Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
-  constexpr const char* op = "renew_";
+void finish(const char* op, bool settle, const Tensor& verdict, const Tensor& changes, const Tensor& scales,
+            const Tensor& gram, const Tensor& along, const Tensor& factors, const Tensor& status, const Tensor& pairs,
+            const Tensor& oldest, const Tensor& seen, double trust) {
   const Check check(op, "scales", scales, /*two_byte_types=*/false);
   check.shape("scales", scales, "(n, 2m)", {-1, -1});
   const int64_t n = scales.size(0), m = pairs_in(op, "scales", scales.size(1), n);
   const Clients clients{scales, gram, along, factors, status, pairs, oldest, seen};
   clients.check(check, n, m);
-  check_changes(check, verdict, changes, n, m);
+  if (settle) {
+    check_parts(check, changes, n, m, -1);
+  } else {
+    check_changes(check, changes, n, m);
+  }
+  check_verdict(check, verdict);
   std::vector<Span> spans = clients.spans();
-  spans.insert(spans.end(), {span_of("verdict", verdict, false), span_of("changes", changes, false)});
+  spans.insert(spans.end(), {span_of("verdict", verdict, settle), span_of("changes", changes, false)});
   check.no_overlap(spans);
   if constexpr (Device::kHostReads) {
     clients.check_values(check, n, m);
-    const Verdict judged = *data<Verdict>(verdict);
-    check.within("the client of verdict must lie in", judged.client, 0, n - 1);
-    check.within("the slot of verdict must lie in", judged.slot, 0, m > 0 ? m - 1 : 0);
+    const auto* given = data<Verdict>(verdict);
+    if (!settle || given->pending != 0) check_verdict_values(check, *given, n, m);
   }
   check.trust(trust);
   Round r{};
   r.trust = trust;
   clients.fill(n, m, r);
   if (m == 0) return;  // nothing is carried
-  Device(scales).renew(r, data<Verdict>(verdict), data<double>(changes));
+  const Device device(scales);
+  if (settle) {
+    device.settle(r, mutable_data<Verdict>(verdict), data<double>(changes), changes.size(1));
+  } else {
+    device.renew(r, data<Verdict>(verdict), data<double>(changes));
+  }
+}
+
+// Last phase of a round that `apply_` began.
+template <typename Device>
+void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
+           Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
+  finish<Device>("renew_", false, verdict, changes, scales, gram, along, factors, status, pairs, oldest, seen, trust);
+}
+
+// The end of a round of `step_` that was left to the next one, if any. Call it before the state is read or changed.
+template <typename Device>
+void settle(Tensor verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along, Tensor factors,
+            Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
+  finish<Device>("settle_", true, verdict, changes, scales, gram, along, factors, status, pairs, oldest, seen, trust);
+}
+
+// Number of parts of each sum in the `changes` of `step_`.
+template <typename Device>
+int64_t pass_blocks(const Tensor& like, int64_t clients, int64_t pairs, bool half, int64_t tiles) {
+  constexpr const char* op = "pass_blocks";
+  Device::columns(op, clients, pairs);
+  if (tiles < 0 || tiles > INT32_MAX) refuse(op, "tiles must lie in 0 to ", int64_t{INT32_MAX}, ", got ", tiles);
+  return Device(like).pass_blocks(clients, pairs, half, tiles);
 }
 
 // True if the device supports a round with this many clients and pairs. shared_bytes: shared memory of a block, instead
@@ -219,4 +262,6 @@ void refresh(const Tensor& scales, const Tensor& gram, const Tensor& along, Tens
     m.impl("renew_", TORCH_BOX(&secureafl::renew<secureafl::Device>));            \
     m.impl("refresh_", TORCH_BOX(&secureafl::refresh<secureafl::Device>));        \
     m.impl("round_fits", TORCH_BOX(&secureafl::round_fits<secureafl::Device>));   \
+    m.impl("settle_", TORCH_BOX(&secureafl::settle<secureafl::Device>));          \
+    m.impl("pass_blocks", TORCH_BOX(&secureafl::pass_blocks<secureafl::Device>)); \
   }

@@ -4,6 +4,7 @@
 
 #include "common/launch.cuh"
 #include "common/loads.cuh"
+#include "round/begin.cuh"
 #include "round/judge.h"
 #include "round/launches.h"
 #include "round/members.cuh"
@@ -50,9 +51,10 @@ struct ModelValues {
   float model, update, trained_on, previous;
 };
 
-// Kernel 2 of `step_` and `apply_`: each team processes its tiles; the next tile is copied meanwhile.
+// A whole round with pairs (`step_`); of `apply_`, where the verdict is given, the pass alone. Each team processes its
+// tiles; the next tile is copied meanwhile. The copies of the first two start before the verdict.
 template <typename P>
-__global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(Round r, Scratch scratch) {
+__global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(Round r, Scratch scratch) {
   using S = typename P::Stored;
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
   constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
@@ -61,10 +63,10 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
   float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kFactors)
-  uint32_t* members = reinterpret_cast<uint32_t*>(shared + P::kFactorBytes);       // (kClients / 32)
+  uint32_t* members = reinterpret_cast<uint32_t*>(shared + P::kFirstBytes);        // (kClients / 32)
   uint32_t* exchange = members + P::kMemberBytes / 4;                              // (2, 8)
   auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, 2)
-  char* stages = reinterpret_cast<char*>(barriers) + P::kBarrierBytes;             // (teams, 2, stage)
+  char* stages = shared + P::kHeaderBytes;                                         // (teams, 2, stage)
   const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
   const int stage_bytes = opaque(Stage<P>::bytes(n)), first_stage = opaque(team * 2 * stage_bytes);
   const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n); };
@@ -83,14 +85,15 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     return here;
   };
   int index = team * gridDim.x + blockIdx.x;  // the remaining tiles of the last turn are spread over all blocks
-  ModelValues here = fetch(index, 0);
+  ModelValues here = fetch(index, 0), next_here = fetch(index + stride, 1);
 
+  const bool whole = scratch.parts > 0;
+  if (!whole) pdl_wait();  // nothing above depends on the verdict
+  const Verdict v = whole ? begin_round<P>(r, scratch, shared) : *scratch.verdict;
+  const int client = v.client;
   for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
     factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
   }
-  pdl_wait();  // nothing above depends on the verdict
-  const Verdict v = *scratch.verdict;
-  const int client = v.client;
   find_members(r, v, P::kClients, members);
   __syncthreads();
   const Lanes<kThreads, kColumns> lanes{exchange};
@@ -102,7 +105,6 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   double own_x = 0, own_s = 0, own_y = 0, step_square = 0;
   for (int turn = 0; index < tiles; index += stride, ++turn) {
     const int buffer = turn % 2;
-    const ModelValues next_here = fetch(index + stride, buffer ^ 1);
     pipeline.wait(buffer, turn / 2);
     const Stage<P> stage = stage_at(buffer);
 
@@ -207,9 +209,10 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
     pipeline.release();
     team_sync<kThreads>();
     here = next_here;
+    next_here = fetch(index + 2 * stride, buffer);
   }
 
-  pdl_trigger();
+  if (whole && blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);
   // The teams of a block have processed different coordinates of the same rows: add up their sums, in order.
   __syncthreads();
   const PassSums at{n, kPairs};
@@ -237,11 +240,10 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) pass_kernel(R
   }
   if (rank == 0) own[team * owned + owned - 1] = step_square;
   __syncthreads();
-  double* changes = scratch.changes + blockIdx.x * static_cast<int64_t>(count);
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     double sum = 0;
     for (int t = 0; t < teams; ++t) sum += i < rows ? staged[t * rows + i] : own[t * owned + i - rows];
-    changes[i] = sum;
+    scratch.changes[i * static_cast<int64_t>(gridDim.x) + blockIdx.x] = sum;
   }
 }
 

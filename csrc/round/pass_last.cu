@@ -3,6 +3,10 @@
 
 namespace secureafl::cuda {
 
+void launch_judge(const Launcher& launch, const Round& r, const Scratch& scratch) {
+  launch(judge_kernel, scratch.parts, kPartThreads, 0, r, scratch);
+}
+
 void launch_last_pass(const Launcher& launch, const Round& r, const Verdict* verdict) {
   dispatch_shape<0, float>(shape_of(r.n, 0), [&](auto pass) {
     using P = decltype(pass);

@@ -1,13 +1,31 @@
 #pragma once
 
 #include "common/launch.cuh"
-#include "round/judge.h"
+#include "round/judge.cuh"
 #include "round/members.cuh"
 #include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "rules/select.cuh"
 
 namespace secureafl::cuda {
+
+// Kernel 1 of `step_` without pairs, one block per part: sums over the update, then the verdict by the last block.
+static __global__ void judge_kernel(Round r, Scratch scratch) {
+  __shared__ JudgeMemory memory;
+  __shared__ FactorList lists[kMaxClients];
+  __shared__ bool last;
+  pdl_trigger();
+  const ClientState before = client_state(r);
+  sum_update(r, gridDim.x, scratch.judged, memory);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(r.arrived, gridDim.x - 1) == gridDim.x - 1;  // wraps to zero for the next round
+  }
+  __syncthreads();
+  if (!last) return;
+  const Verdict v = decide_together(r, before, gridDim.x, scratch.judged, memory, lists, [] {});
+  if (threadIdx.x == 0) *scratch.verdict = v;
+}
 
 constexpr int kLastThreads = 256, kLastBlocksPerSm = 4;
 

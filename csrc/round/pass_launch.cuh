@@ -13,7 +13,7 @@ namespace secureafl::cuda {
 // Shared memory of a block: the part that its teams share, and the part of each team.
 template <typename P>
 constexpr int64_t shared_by_teams() {
-  return P::kFactorBytes + P::kMemberBytes + P::kExchangeBytes + P::kBarrierBytes;
+  return P::kHeaderBytes;
 }
 template <typename P>
 int64_t shared_by_team(int64_t n) {
@@ -31,7 +31,7 @@ int64_t min_shared_bytes(int64_t n, int64_t m) {
   return bytes;
 }
 
-// As many teams per block as fit into shared memory, and enough blocks to fill the GPU once.
+// As many teams per block as fit into shared memory, and enough blocks to fill the GPU once: all run at the same time.
 template <typename S>
 PassPlan plan_pass(const Launcher& launch, const Round& r) {
   PassPlan plan{};
@@ -59,8 +59,11 @@ template <typename S>
 void launch_pass(const Launcher& launch, const PassPlan& plan, const Round& r, const Scratch& scratch) {
   if (r.m == 0) return launch_last_pass(launch, r, scratch.verdict);
   dispatch_pass<S>(r.n, r.m, [&](auto pass) {
-    launch.launch_pdl(pass_kernel<decltype(pass)>, plan.blocks, static_cast<int>(plan.threads), plan.shared_bytes, r,
-                      scratch);
+    const auto kernel = round_kernel<decltype(pass)>;
+    const int threads = static_cast<int>(plan.threads);
+    if (scratch.parts > 0)
+      return launch.launch_cooperative(kernel, plan.blocks, threads, plan.shared_bytes, r, scratch);
+    launch.launch_pdl(kernel, plan.blocks, threads, plan.shared_bytes, r, scratch);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "round/begin.cuh"
 #include "round/tiles.h"
 
 namespace secureafl::cuda {
@@ -22,8 +23,15 @@ struct Pass {
   static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
 
-  static constexpr int kFactorBytes = 4 * kClients * kFactors;           // a multiple of 16
+  // Clients that a block renews at once. A large GPU has more blocks than clients, up to 128.
+  static constexpr int kRenewedAtOnce = kClients < 128 ? 1 : kClients < 512 ? 2 : 4;
+  // The factors of the pass, a multiple of 16 bytes; before them, in the same place, the memory of begin_round.
+  static constexpr int kFactorBytes = 4 * kClients * kFactors;
+  static constexpr int kBeginBytes = (begin_bytes(kClients, kPairs, kRenewedAtOnce) + 15) / 16 * 16;
+  static constexpr int kFirstBytes = kFactorBytes > kBeginBytes ? kFactorBytes : kBeginBytes;
   static constexpr int kMemberBytes = (kClients + 127) / 128 * 128 / 8;  // a bit per client; a multiple of 16
+  // What the teams share. Tiles start at multiples of 128 bytes: bulk copies to other places are slower.
+  static constexpr int kHeaderBytes = (kFirstBytes + kMemberBytes + kExchangeBytes + kBarrierBytes + 127) / 128 * 128;
 };
 
 // A tile of the history in shared memory. Tiles are padded: the threads of a warp load and store past client n - 1, up
@@ -48,7 +56,7 @@ struct Stage {
                         slot_bytes(n) + 4 * P::kXSums * P::kThreads * P::kColumns};           // of the sums over x
     int most = 0;
     for (const int end : ends) most = end > most ? end : most;
-    return (most + 15) / 16 * 16;
+    return (most + 127) / 128 * 128;
   }
 };
 

@@ -83,7 +83,7 @@ SECUREAFL_FN Census census_of_others(const Team& team, const Presence& p, const 
   const int64_t own = plus_one(p.in_this_epoch(client)), own_recent = p.recent(client) + kUpload;
   Census sum{};
   SECUREAFL_NO_UNROLL
-  for (int k = team.rank(); k < static_cast<int>(n); k += Team::kSize) {
+  for (int k = team.rank(); k < static_cast<int>(n); k += team.size()) {
     if (k == client || !p.live(seen[k], k)) continue;
     const int64_t one = counted(p.past_probation(k)), margin = 3 * (p.recent(k) + kUpload);
     const double ahead = static_cast<double>(own) - static_cast<double>(p.free);

@@ -78,24 +78,25 @@ template <typename Team>
 SECUREAFL_FN int64_t weigh_lists(const Team& team, const Round& r, const ClientState& before, FactorList* lists) {
   int64_t sum = 0;
   SECUREAFL_NO_UNROLL
-  for (int i = team.rank(); i < static_cast<int>(r.lists); i += Team::kSize) {
+  for (int i = team.rank(); i < static_cast<int>(r.lists); i += team.size()) {
     const FactorList list = lists[i] = factor_list(r, before, i);
     sum += list.weight * (static_cast<int64_t>(list.held) - replaces(r, before, i));
   }
   return sum;
 }
 
-// Step 2: the factors. Each thread processes every Team::kSize-th place of Q, with kBatch loads at a time. The list of
+// Step 2: the factors. Each thread processes every team.size()-th place of Q, with kBatch loads at a time. The list of
 // a place is computed from that of the previous place, without a division.
 template <typename Team, int kBatch>
 class FactorWalk {
  public:
   SECUREAFL_FN FactorWalk(const Team& team, const Round& r, const ClientState& before)
-      : factors_(r.seen_factors),
+      : team_(team),
+        factors_(r.seen_factors),
         places_(static_cast<uint32_t>(r.lists == 1 && before.recorded < r.room ? before.recorded : r.lists * r.room)),
         room_(static_cast<uint32_t>(r.room)),
-        lists_each_(Team::kSize / room_),
-        rest_(Team::kSize % room_),
+        lists_each_(team.size() / room_),
+        rest_(team.size() % room_),
         replaced_(replaces(r, before, before.list) ? static_cast<uint32_t>(before.place) : UINT32_MAX),
         place_(team.rank()),
         list_(place_ / room_),
@@ -106,7 +107,7 @@ class FactorWalk {
   SECUREAFL_FN void fetch() {
     SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
-      const uint32_t place = place_ + j * Team::kSize;
+      const uint32_t place = place_ + j * team_.size();
       fetched_[j] = place < places_ ? factors_[place] : INFINITY;  // never counted
     }
   }
@@ -120,7 +121,7 @@ class FactorWalk {
         const FactorList list = lists[list_];
         sum += offset_ < list.held ? list.weight : 0;
       }
-      place_ += Team::kSize;
+      place_ += team_.size();
       list_ += lists_each_;
       offset_ += rest_;
       if (offset_ >= room_) {
@@ -132,6 +133,7 @@ class FactorWalk {
   }
 
  private:
+  Team team_;
   const double* factors_;
   uint32_t places_, room_, lists_each_, rest_, replaced_, place_, list_, offset_;
   double fetched_[kBatch];

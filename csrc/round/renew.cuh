@@ -1,67 +1,48 @@
 #pragma once
 
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
-
-#include "common/launch.cuh"
+#include "common/reduce.cuh"
 #include "common/team.cuh"
-#include "round/launches.h"
 #include "round/renew.h"
 
 namespace secureafl::cuda {
 
-namespace cg = cooperative_groups;
+// Sums that the renewal of one client needs: the step times its slots and x; its own, if its row is new; v.v.
+SECUREAFL_BOTH int renew_sums(int m) { return rows_of(m) + static_cast<int>(PassSums{0, m}.count()); }
 
-// Kernel of `refresh_`, one warp per client.
-static __global__ void refresh_kernel(Round r) {
-  SECUREAFL_SHARED(double, shared);
-  solve_client(WarpTeam(), r, blockIdx.x, shared);
-}
+// Number of doubles of shared memory for the renewal of one client.
+SECUREAFL_BOTH int renew_scratch(int m) { return renew_sums(m) + solve_scratch(m); }
 
-// Kernel 3 of `step_`, one block per client: adds up the sums of the blocks of the pass, in order. Then one warp
-// updates the products of the client and solves for its factors.
-static __global__ void renew_kernel(Round r, Scratch scratch) {
-  SECUREAFL_SHARED(double, shared);
+// Run by a whole block: renews the clients first, first + stride, .. by the sums of the round with verdict v, at_once
+// of them at a time. All warps add up the sums of the blocks of the pass, in order. Then one warp per client updates
+// its products and solves for its factors.      changes (PassSums::count, blocks)   shared (at_once, renew_scratch)
+__device__ inline void renew_clients(const Round& r, const Verdict& v, const double* changes, int blocks, int first,
+                                     int stride, int at_once, double* shared) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
-  const int n = static_cast<int>(r.n), k = blockIdx.x, planes = static_cast<int>(r.planes());
-  const PassSums at{r.n, r.m};
-  const int count = static_cast<int>(at.count()), first_own = static_cast<int>(at.own_x(0)), owned = count - first_own;
-  pdl_wait();
-  const Verdict v = *scratch.verdict;
-  const bool fresh = k == v.client && v.stored;
-  double* sums = shared;            // (2m + 1): the step times the slots and x of the client
-  double* own = sums + planes + 1;  // (owned): the last is v.v
+  const int warps = warp.meta_group_size(), n = static_cast<int>(r.n), m = static_cast<int>(r.m), rows = rows_of(m);
+  const int sums = renew_sums(m), scratch = renew_scratch(m), first_own = static_cast<int>(PassSums{n, m}.own_x(0));
   SECUREAFL_NO_UNROLL
-  for (int i = warp.meta_group_rank(); i <= planes + owned; i += warp.meta_group_size()) {
-    if (i > planes && i < planes + owned && !fresh) continue;
-    const double* parts = scratch.changes + (i <= planes ? i * n + k : first_own + i - planes - 1);
-    double sum = 0;
-#pragma unroll 4
-    for (int b = warp.thread_rank(); b < static_cast<int>(scratch.pass_blocks); b += 32) {
-      sum += parts[static_cast<int64_t>(b) * count];
+  for (; first < n; first += at_once * stride) {
+    SECUREAFL_NO_UNROLL
+    for (int task = warp.meta_group_rank(); task < at_once * sums; task += warps) {
+      const int place = task / sums, i = task % sums, k = first + place * stride;
+      const bool own = i >= rows && i < sums - 1;  // not read unless the row is new
+      if (k >= n || (own && !(k == v.client && v.stored))) continue;
+      const int from = i < rows ? i * n + k : first_own + i - rows;
+      const double sum = warp_sum(changes + static_cast<int64_t>(from) * blocks, blocks);
+      if (warp.thread_rank() == 0) shared[place * scratch + i] = sum;
     }
-    sum = cg::reduce(warp, sum, cg::plus<double>());
-    if (warp.thread_rank() == 0) sums[i] = sum;
+    __syncthreads();
+    // The last warps first: thread 0 has other work.
+    SECUREAFL_NO_UNROLL
+    for (int place = warps - 1 - warp.meta_group_rank(); place < at_once; place += warps) {
+      const int k = first + place * stride;
+      if (k >= n) continue;
+      double* of_client = shared + place * scratch;
+      renew_products(WarpTeam(), r, v, k, of_client, of_client + rows);
+      solve_client(WarpTeam(), r, k, of_client + sums);
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  if (warp.meta_group_rank() != 0) return;
-  if (warp.thread_rank() == 0) {
-    if (int64_t* count = counted_at(r, v, k)) atomicAdd(reinterpret_cast<unsigned long long*>(count), 1ull);
-  }
-  renew_products(WarpTeam(), r, v, k, sums, own);
-  solve_client(WarpTeam(), r, k, own + owned);
-}
-
-// 1024 threads if all blocks can run at once: one warp per sum, also for the client with the new row, which has more
-// sums. Otherwise 256.
-inline int renew_threads(int64_t clients, int64_t multiprocessors) {
-  return clients <= 2 * multiprocessors ? 1024 : 256;
-}
-
-// Number of doubles of shared memory that `renew_kernel` needs.
-inline int64_t renew_scratch(int m) {
-  const PassSums at{0, m};
-  return rows_of(m) + at.count() + solve_scratch(m);
 }
 
 }  // namespace secureafl::cuda

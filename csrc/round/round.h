@@ -12,6 +12,8 @@
 //   judge   sums over the update -> verdict                                                       (judge.h, quantile.h)
 //   pass    per coordinate: estimates, rule, step; products of all rows with the step; the new row of the client
 //   renew   per client: updates the products by these sums -> factors of the next round             (renew.h)
+// A GPU renews at the start of the next round, in the shadow of its judge. Until then the verdict is pending, and the
+// sums of the pass wait in `changes`; `settle_` renews at once, for whoever reads the factors or the products.
 //
 // The history is stored in tiles of C coordinates, each tile contiguous:
 //   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 times `scales`
@@ -33,6 +35,7 @@ struct Verdict {
   bool pushed;    // its pair is stored in `slot`
   int32_t slot;
   float clip;              // factor of g at first contact, to bound its norm; else 1
+  int32_t pending;         // not 0: the clients are not yet renewed by the sums of this round
   double g_square;         // |g|^2 after clipping
   double rate;             // the step size of this round
   float y_scale, s_scale;  // scales of the stored pair; powers of two
@@ -71,7 +74,7 @@ struct Round {
   double* seen_factors;  // (lists, room): each list is a ring buffer
   int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
-  unsigned* arrived;     // (): number of blocks that have finished their sums; zero between rounds
+  unsigned* arrived;  // (3): blocks that have judged, and that have renewed clients, both zero between rounds; rounds
   // (1 + kKeyRows, kKeysPerRow): the factors that a full list has no room for (factor_counts.h). Null: a full list is
   // overwritten.
   int64_t* factor_counts;

@@ -1,52 +1,47 @@
 #include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
 
 #include "common/team.cuh"
 #include "round/judge.cuh"
 #include "round/launches.h"
 #include "round/renew.h"
 
-// The round of a server with several ranks: judge_kernel and renew_kernel, cut into phases where the ranks add up their
-// sums. Kernels of `update_sums`, `apply_` and `renew_`. Each sum has the same order as in the unsharded kernels, so
-// one rank gives the same bits as no group. In a file of its own: in the same file as judge_kernel, the compiler
-// generates other code for judge_kernel.
+// The round of a server with several ranks, cut into phases where the ranks add up their sums. Kernels of
+// `update_sums`, `apply_` and `renew_`. Each sum has the same order as in the unsharded kernels, so one rank gives the
+// same bits as no group.
 
 namespace secureafl::cuda {
 
-// judged (kSums, blocks)
+// One block per part.      judged (kSums, parts)
 static __global__ void update_sums_kernel(Round r, double* judged) {
-  double sums[kSums] = {};
-  add_coordinates(r, client_of(r), sums);
-  block_sums(sums);
-  if (threadIdx.x != 0) return;
-  for (int i = 0; i < kSums; ++i) judged[i * gridDim.x + blockIdx.x] = sums[i];
+  __shared__ JudgeMemory memory;
+  sum_update(r, gridDim.x, judged, memory);
 }
 
-// One block.      judged (kSums, blocks)   out (kSums)
-static __global__ void add_up_kernel(const double* judged, int blocks, double* out) {
-  double sums[kSums] = {};
-  for (int b = threadIdx.x; b < blocks; b += kJudgeThreads) {
-    for (int i = 0; i < kSums; ++i) sums[i] += judged[i * blocks + b];
-  }
-  block_sums(sums);
-  if (threadIdx.x != 0) return;
-  for (int i = 0; i < kSums; ++i) out[i] = sums[i];
+// One warp per sum.      judged (kSums, parts)   out (kSums)
+static __global__ void add_up_kernel(const double* judged, int parts, double* out) {
+  const double sum = warp_sum(judged + blockIdx.x * parts, parts);
+  if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
 // One block.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
+  __shared__ JudgeMemory memory;
   __shared__ FactorList lists[kMaxClients];
+  const JudgeTeam team;
   const ClientState before = client_state(r);
-  Tally tally{0, weigh_lists(JudgeTeam(), r, before, lists)};
-  const Census others = census_of_others(JudgeTeam(), r.presence, r.seen, r.n, before.client);
+  Tally tally{0, weigh_lists(team, r, before, lists)};
+  const Census others = census_of_others(team, r.presence, r.seen, r.n, before.client);
   __syncthreads();
   const double factor = factor_of(before, sums);
-  add_counts(JudgeTeam(), r, before, factor, tally);
-  for (FactorWalk<JudgeTeam, 4> walk(JudgeTeam(), r, before); walk.more();) {
+  add_counts(team, r, before, factor, tally);
+  for (FactorWalk<JudgeTeam, 4> walk(team, r, before); walk.more();) {
     walk.fetch();
     tally.below += walk.below(lists, factor);
   }
-  decide_as_block(r, before, sums, tally, others, verdict);
+  const Verdict v = decide_as_block(r, before, sums, tally, others, memory);
+  if (threadIdx.x != 0) return;
+  *verdict = v;
+  push_pair(r, v);
 }
 
 // One warp per sum of the pass, and one thread per client for its counters.      changes (PassSums::count)
@@ -55,9 +50,7 @@ static __global__ void collect_kernel(Round r, Scratch scratch, double* changes)
   const int64_t count = PassSums{r.n, r.m}.count();
   const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (const int64_t i = thread / 32; i < count) {
-    double sum = 0;
-    for (int64_t b = warp.thread_rank(); b < scratch.pass_blocks; b += 32) sum += scratch.changes[b * count + i];
-    sum = cg::reduce(warp, sum, cg::plus<double>());
+    const double sum = warp_sum(scratch.changes + i * scratch.pass_blocks, static_cast<int>(scratch.pass_blocks));
     if (warp.thread_rank() == 0) changes[i] = sum;
   }
   if (thread >= r.n) return;
@@ -79,13 +72,13 @@ static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const
   solve_client(team, r, k, shared + planes + 1);
 }
 
-void launch_update_sums(const Launcher& launch, int64_t blocks, const Round& r, double* judged, double* out) {
-  launch(update_sums_kernel, blocks, kJudgeThreads, 0, r, judged);
-  launch(add_up_kernel, 1, kJudgeThreads, 0, judged, static_cast<int>(blocks), out);
+void launch_update_sums(const Launcher& launch, int64_t parts, const Round& r, double* judged, double* out) {
+  launch(update_sums_kernel, parts, kPartThreads, 0, r, judged);
+  launch(add_up_kernel, kSums, 32, 0, judged, static_cast<int>(parts), out);
 }
 
 void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict) {
-  launch(decide_kernel, 1, kJudgeThreads, 0, r, sums, verdict);
+  launch(decide_kernel, 1, kPartThreads, 0, r, sums, verdict);
 }
 
 void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes) {

@@ -49,6 +49,15 @@ inline void renew(const Round& r, const Verdict& v, const double* sums) {
   });
 }
 
+// Returns the sums (count) of parts (count, blocks).
+inline std::vector<double> add_parts(const double* parts, int64_t count, int64_t blocks) {
+  std::vector<double> sums(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t b = 0; b < blocks; ++b) sums[i] += parts[i * blocks + b];
+  }
+  return sums;
+}
+
 inline void step(const Round& r) {
   const Verdict v = judge_update(r, update_sums(r).data());
   const std::vector<double> sums = apply(r, v);

@@ -26,6 +26,7 @@ struct SketchPlan {
 // All threads of some blocks, as one team.
 struct GridTeam : BlockTeam {
   static constexpr int kBlocks = 32, kSize = kBlocks * BlockTeam::kSize;
+  __device__ int size() const { return kSize; }
   __device__ int rank() const { return blockIdx.x * BlockTeam::kSize + threadIdx.x; }
 };
 

@@ -1,42 +1,44 @@
 #include "arguments.h"
 #include "round/pass_last.cu"
 #include "round/pass_launch.cuh"
-#include "round/renew.cuh"
+#include "round/settle.cuh"
 #include "round/sharded.cu"
 
-// `step_` on a CPU, as one rank of `update_sums`, `apply_` and `renew_` too, and `refresh_`: runs the kernels of
-// csrc/round, block after block.
+// `step_` and `settle_` on a CPU, as one rank of `update_sums`, `apply_` and `renew_` too, and `refresh_`: runs the
+// kernels of csrc/round.
 
 using namespace secureafl;
 
+template <typename S>
+static int64_t shared_bytes(const Round& r) {
+  constexpr int64_t kTeams = 3;  // about so many per block: few, so that each processes several tiles
+  return kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
+}
+
+template <typename S>
+static cuda::PassPlan plan(const Round& r) {
+  return cuda::plan_pass<S>(cuda::Launcher(0, shared_bytes<S>(r)), r);
+}
+
 // The launches of CudaRound in csrc/round/ops_cuda.cu. phases: those of a server with several ranks
 template <typename S>
-static void run(const Round& r, bool phases, unsigned seed) {
-  const auto bytes = [](int64_t doubles) { return doubles * static_cast<int64_t>(sizeof(double)); };
-  const int64_t wanted = (r.d + cuda::kJudgeThreads - 1) / cuda::kJudgeThreads;
-  const int64_t judges = std::clamp<int64_t>(wanted, 1, cuda::kJudgeBlocks);
-  constexpr int64_t kTeams = 3;  // about so many per block: few, so that each processes several tiles
-  const int64_t shared_bytes = kTeams * cuda::min_shared_bytes<S>(r.n, r.m);
-  const auto plan = cuda::plan_pass<S>(cuda::Launcher(seed, shared_bytes), r);
-  const int64_t count = pass_sums(r.n, r.m);
-  std::vector<double> judged(kSums * judges, std::nan("")), changes(plan.blocks * count, std::nan(""));
+static void run(const Round& r, Verdict* verdict, double* changes, bool phases, unsigned seed) {
+  const int64_t parts = cuda::judge_parts(r.d), count = pass_sums(r.n, r.m);
+  const auto pass = plan<S>(r);
+  std::vector<double> judged(kSums * parts, std::nan(""));
   std::vector<double> sums(kSums, std::nan("")), collected(count, std::nan(""));
-  Verdict verdict{};
-  const cuda::Scratch scratch{judged.data(), &verdict, changes.data(), plan.blocks};
-  const cuda::Launcher launch(seed, shared_bytes);  // behind the buffers: kernels run until it is destroyed
+  const cuda::Launcher launch(seed, shared_bytes<S>(r));  // behind the buffers: kernels run until it is destroyed
+  const cuda::Scratch scratch{judged.data(), phases ? 0 : parts, verdict, changes, pass.blocks};
   if (phases) {
-    cuda::launch_update_sums(launch, judges, r, judged.data(), sums.data());
-    cuda::launch_decide(launch, r, sums.data(), &verdict);
-    cuda::launch_pass<S>(launch, plan, r, scratch);
+    cuda::launch_update_sums(launch, parts, r, judged.data(), sums.data());
+    cuda::launch_decide(launch, r, sums.data(), verdict);
+    cuda::launch_pass<S>(launch, pass, r, scratch);
     if (r.m == 0) return;
     cuda::launch_collect(launch, r, scratch, collected.data());
-    return cuda::launch_renew(launch, r, &verdict, collected.data());
+    return cuda::launch_renew(launch, r, verdict, collected.data());
   }
-  launch(cuda::judge_kernel, judges, cuda::kJudgeThreads, 0, r, scratch);
-  cuda::launch_pass<S>(launch, plan, r, scratch);
-  if (r.m == 0) return;
-  launch.launch_pdl(cuda::renew_kernel, r.n, cuda::renew_threads(r.n, launch.multiprocessors()),
-                    bytes(cuda::renew_scratch(r.m)), r, scratch);
+  if (r.m == 0) cuda::launch_judge(launch, r, scratch);
+  cuda::launch_pass<S>(launch, pass, r, scratch);
 }
 
 static void read_clients(Reader& tensor, Round& r) {
@@ -48,6 +50,9 @@ static void read_clients(Reader& tensor, Round& r) {
 extern "C" void step(void** at, const int64_t* whole, const double* real, unsigned seed) {
   Reader tensor{at};
   Round r{};
+  Verdict* verdict;
+  double* changes;
+  tensor(verdict), tensor(changes);
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model), tensor(r.previous);
   tensor(r.slots), tensor(r.last);
   read_clients(tensor, r);
@@ -60,7 +65,26 @@ extern "C" void step(void** at, const int64_t* whole, const double* real, unsign
   r.filter = whole[12], r.estimate = whole[13], r.receive = whole[14], r.store_all = whole[15], r.hold = whole[16];
   r.presence.expiry = whole[17], r.presence.probation = whole[18];
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2], r.trust = real[3];
-  r.half ? run<__half>(r, whole[9], seed) : run<float>(r, whole[9], seed);
+  const auto run_it = r.half ? run<__half> : run<float>;
+  run_it(r, verdict, changes, whole[9], seed);
+}
+
+extern "C" void settle(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  Round r{};
+  Verdict* verdict;
+  double* changes;
+  tensor(verdict), tensor(changes);
+  read_clients(tensor, r);
+  r.n = whole[0], r.m = whole[1], r.trust = real[0];
+  const cuda::Launcher launch(seed);
+  cuda::launch_settle(launch, r, verdict, changes, whole[2]);
+}
+
+extern "C" int64_t pass_blocks(int64_t n, int64_t m, bool half, int64_t tiles) {
+  Round r{};
+  r.n = n, r.m = m, r.tiles = tiles;
+  return (half ? plan<__half>(r) : plan<float>(r)).blocks;
 }
 
 extern "C" void refresh(void** at, const int64_t* whole, const double* real, unsigned seed) {

@@ -12,7 +12,9 @@ from .presence import Presence, settings_of
 from .quantile import empty_factors, forget_factors
 
 step = torch.ops.secureafl.step_.default  # the overload itself: looking it up costs some 10 us a call
+settle = torch.ops.secureafl.settle_.default
 round_fits = torch.ops.secureafl.round_fits.default
+pass_blocks = torch.ops.secureafl.pass_blocks.default
 CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # of each client, from round to round
 
 
@@ -49,6 +51,9 @@ class Fused:
 
     slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
     n is the padded number of clients. Without pairs, m = 0, the tensors of CARRIED are not used.
+
+    A GPU leaves the end of a round, which updates gram, along, weights and status, to the next one. So every method
+    that reads or changes one of them calls _settle first.
     """
 
     similarity = kinship = None
@@ -73,7 +78,10 @@ class Fused:
         self.seen = zeros(n, dtype=torch.bool)
         self.factors, self.recorded, self.factor_counts = empty_factors(config, n, device)
         self.counts = zeros(len(COUNTS), dtype=torch.int64)
-        self._arrived = torch.zeros((), dtype=torch.int32, device=device)  # used by the op alone; zero between rounds
+        self._arrived = zeros(3, dtype=torch.int32)  # used by the op alone
+        self._verdict = zeros(_C.VERDICT_BYTES, dtype=torch.uint8)  # of the last round; it says if the end was left
+        blocks = pass_blocks(self.last, n, m, config.history_dtype == "float16", tiles)
+        self._changes = zeros(_C.pass_sums(n, m), blocks, dtype=torch.float64)  # the sums that the end needs, in parts
         self._clients = torch.arange(clients, device=device).split(1)  # numbers on the device, for the op
         c = config
         carried = self.scales, self.gram, self.along, self.weights, self.status
@@ -89,9 +97,16 @@ class Fused:
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         state = *self._past, *judged
-        return Outcome(*step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))
+        carried = self._verdict, self._changes
+        return Outcome(*step(*carried, update, number, trained_on, now, new, models, *state, self.lr, *self._settings))
+
+    def _settle(self) -> None:
+        """Do the end of the last round, if it was left."""
+        if self.config.memory:
+            settle(self._verdict, self._changes, *self._per_client, self.config.trust)
 
     def estimates(self, model: Tensor) -> Tensor:
+        self._settle()
         count, planes, _, columns = self.slots.shape
         padded = torch.nn.functional.pad(model, (0, count * columns - self.size)).view(count, 1, columns)
         w, g = self.last.unbind(1)  # (tiles, n, columns)
@@ -106,6 +121,9 @@ class Fused:
         return None
 
     def forget(self, client: int) -> None:
+        self._settle()
+        self._verdict.zero_()
+        self._changes.zero_()
         for tiles in (self.slots, self.last):
             tiles[:, :, client] = 0
         for rows in self._per_client:
@@ -123,6 +141,7 @@ class Fused:
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
         """The state of Composed, and the tensors that a bit-identical continuation needs besides."""
+        self._settle()
         n, m = self.clients, self.config.memory
         names = ("pairs", "seen", *(CARRIED if m else ()))
         return {
@@ -140,6 +159,7 @@ class Fused:
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         """From a state of Fused or of Composed."""
+        self._settle()
         n = self.clients
         self.counts.copy_(state["counts"])
         if self.config.keeps_all:

@@ -30,8 +30,7 @@ class Sharded(Fused):
         super().__init__(config, clients, size, device)
         self.ranks = ranks
         count = _C.pass_sums(self.slots.shape[2], config.memory)
-        self._pass_sums = ranks.zeros(count)  # of the last round, on this rank
-        self._verdict = torch.zeros(_C.VERDICT_BYTES, dtype=torch.uint8, device=device)  # of the last round
+        self._changes = ranks.zeros(count)  # of the last round, on this rank
         self._pending = False  # whether the last round has yet to be finished with these two
         self._update_sums = ranks.zeros(UPDATE_SUMS)
         self.notify_peers = NotifyPeers(ranks, UPDATE_SUMS + count)
@@ -41,10 +40,10 @@ class Sharded(Fused):
 
     def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
         """Finishes the last round too."""
-        message = self.ranks.padded(sums, UPDATE_SUMS), self._pass_sums
-        self._update_sums, pass_sums = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
+        message = self.ranks.padded(sums, UPDATE_SUMS), self._changes
+        self._update_sums, changes = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
         if self._pending:
-            torch.ops.secureafl.renew_(self._verdict, pass_sums, *self._per_client, self.config.trust)
+            torch.ops.secureafl.renew_(self._verdict, changes, *self._per_client, self.config.trust)
             self._pending = False
         return self._update_sums
 
@@ -55,15 +54,17 @@ class Sharded(Fused):
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings
-        outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._pass_sums, *arguments)
+        outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._changes, *arguments)
         self._pending = self.config.memory > 0  # without pairs there is nothing to finish
         return Outcome(*outcome)
+
+    def _settle(self) -> None:
+        """Nothing: synchronize does it."""
 
     def forget(self, client: int) -> None:
         """After synchronize: the sums of the last round are used up, and the client's are among them."""
         super().forget(client)
-        for kept in (self._pass_sums, self._verdict, self._update_sums):
-            kept.zero_()
+        self._update_sums.zero_()
 
     def _take_products(self, model: Tensor) -> None:
         super()._take_products(model)

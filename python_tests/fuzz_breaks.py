@@ -19,12 +19,14 @@ DTYPES = (
 ALSO_FLOATS = {"updates": DTYPES[:4], "slots": (torch.float16, torch.float32), "like": DTYPES}
 READ_ONLY = ("update", "trained_on")
 STATE_OPS = (
-    "step_", "apply_", "renew_", "refresh_", "kin_step_", "support_step_", "row_step_", "sketch_step_", "update_sums",
+    "step_", "apply_", "renew_", "settle_", "refresh_", "kin_step_", "support_step_", "row_step_", "sketch_step_",
+    "update_sums",
 )  # fmt: skip
 # Lengths that no other argument fixes, by op and argument.
 FREE = {
     "models": (0,), "seen_factors": (1,), "like": (0,),
-    ("median", "updates"): (1,), ("trimmed_mean", "updates"): (1,), ("update_sums", "last"): (2, 3),
+    ("median", "updates"): (1,), ("trimmed_mean", "updates"): (1,),
+    ("update_sums", "last"): (2, 3), ("settle_", "changes"): (1,),
 }  # fmt: skip
 Changes = dict[str, object] | None
 BAD_FLOATS = {
@@ -110,6 +112,8 @@ def a_number(call: Call, dice: Dice) -> Changes:
             return {name: dice.choice((-1, facts["n"] + 1, *HUGE))}
         case "span" | "every" | "iterations":
             return {name: dice.choice((0, -1, 2**31, *HUGE))}
+        case "tiles":
+            return {name: dice.choice((-1, 2**31, *HUGE))}
         case "clients":
             return {name: dice.choice((0, -1, 1025, *HUGE))}
         case "pairs" if not isinstance(args[name], Tensor):
@@ -119,7 +123,7 @@ def a_number(call: Call, dice: Dice) -> Changes:
 
 def same_row(call: Call, dice: Dice) -> Changes:
     """The next model's row is one that is read."""
-    if "next_row" not in call.args or call.op in ("renew_", "refresh_", "update_sums"):
+    if "next_row" not in call.args or call.op in ("renew_", "settle_", "refresh_", "update_sums"):
         return None
     if dice.chance(0.5):
         return {"next_row": call.args["now_row"]}
@@ -151,7 +155,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
         "rotations": (-1, 64, 2**31 - 1),
     }  # fmt: skip
     names = [name for name in bad if name in tensors_of(call) and call.args[name].numel()]
-    names += ["verdict"] if call.op == "renew_" else []
+    names += ["verdict"] if call.op in ("renew_", "settle_", "step_") else []
     if not names:
         return None
     name = dice.choice(names)
@@ -170,6 +174,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
 def _verdict(call: Call, dice: Dice) -> Tensor:
     data = bytearray(call.args["verdict"].cpu().numpy().tobytes())
     at, most = dice.choice(((0, call.facts["n"]), (20, max(call.facts["m"], 1))))  # its client, its slot
+    struct.pack_into("i", data, 28, 1)  # pending
     struct.pack_into("i", data, at, dice.choice((-1, most, 2**31 - 1, -(2**31))))
     return torch.tensor(list(data), dtype=torch.uint8, device=call.args["verdict"].device)
 

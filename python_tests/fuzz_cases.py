@@ -210,9 +210,21 @@ def round_fits(op: str, dice: Dice, device: str) -> Call:
     return Call(op, args, check)
 
 
+def pass_blocks(op: str, dice: Dice, device: str) -> Call:
+    n, m, tiles = dice.choice((1, 4, 8, 300)), dice.choice((0, 1, 2, 3)), dice.choice((0, 1, 7, 10**6, 2**31 - 1))
+    args = {"like": cast(dice.normal(2), torch.float32, device), "clients": n, "pairs": m, "half": dice.chance(0.5)}
+
+    def check(blocks: int) -> None:
+        need(blocks == 0 if m == 0 else 1 <= blocks <= max(tiles, 1), "blocks", blocks)
+        need(device != "cpu" or blocks == (m > 0), "blocks on a CPU", blocks)
+
+    return Call(op, args | {"tiles": tiles}, check)
+
+
 PURE: dict[str, Callable[[str, Dice, str], Call]] = {
     **dict.fromkeys(("median", "trimmed_mean"), rows),
     "lipschitz": lipschitz,
     **dict.fromkeys(("estimate", "aggregate", "aggregate_status"), history),
     "round_fits": round_fits,
+    "pass_blocks": pass_blocks,
 }

@@ -13,8 +13,9 @@ from torch import Tensor
 from secureafl_ext import _C
 
 F64 = torch.float64
-# client, reason, received, steps, stored, pushed, slot, clip, g_square, rate, y_scale, s_scale: csrc/round/round.h
-VERDICT = struct.Struct("i4xq????ifxxxxddff")
+# client, reason, received, steps, stored, pushed, slot, clip, pending, g_square, rate, y_scale, s_scale:
+# csrc/round/round.h
+VERDICT = struct.Struct("i4xq????ifiddff")
 
 
 def a_round(op: str, dice: Dice, device: str) -> Call:
@@ -34,7 +35,17 @@ def a_round(op: str, dice: Dice, device: str) -> Call:
     facts = {"may_refuse": True} if odd else {}
     facts |= {"n": scene.n, "m": scene.m, "d": scene.d, "lists": len(args["recorded"])}
     call = Call(op, args, scene.check, facts)
+    if op == "step_" and dice.chance(0.1):  # the end of another round comes first
+        args["verdict"].copy_(a_verdict(dice, scene, device, pending=1))
+        args["changes"].copy_(parts(dice, args["changes"].shape, device))
+        scene.sane = False
     if op == "step_" or op in ROW_OPS:
+        return call
+    if op == "settle_":
+        args["verdict"] = a_verdict(dice, scene, device, pending=dice.choice((0, 1, 1, -1, 2**31 - 1)))
+        count, _ = args["changes"].shape
+        args["changes"] = parts(dice, (count, dice.choice((0, 1, 2, 40)) if scene.m else 0), device)
+        call.check = lambda _: check_settled(scene, args)
         return call
     if op == "update_sums":
         call.check = lambda sums: check_sums(scene, args, sums)
@@ -53,7 +64,7 @@ def a_round(op: str, dice: Dice, device: str) -> Call:
     if op == "renew_":
         given["verdict"] = a_verdict(dice, scene, device)
         args |= given
-        args["changes"] = cast(dice.spoil(dice.normal(len(given["changes"])), 0.05), F64, device)
+        args["changes"] = parts(dice, given["changes"].shape, device)
     call.check = lambda _: check_factors(scene, args, op)
     return call
 
@@ -75,12 +86,17 @@ def _wild_numbers(dice: Dice, scene: Scene, args: dict[str, object]) -> None:
             args[name] = dice.choice((1e308, -1e38, 1e-320))
 
 
-def a_verdict(dice: Dice, scene: Scene, device: str) -> Tensor:
+def parts(dice: Dice, shape: tuple[int, ...], device: str) -> Tensor:
+    """Sums of a pass."""
+    return cast(dice.spoil(dice.normal(*shape), 0.05), F64, device)
+
+
+def a_verdict(dice: Dice, scene: Scene, device: str, pending: int = 0) -> Tensor:
     """Of a client and a slot that there are; the rest may be anything."""
     slot = dice.randrange(max(scene.m, 1))
     flags = [dice.chance(0.5) for _ in range(4)]
-    numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(5)]
-    packed = VERDICT.pack(scene.client, dice.randrange(5), *flags, slot, *numbers)
+    clip, *numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(5)]
+    packed = VERDICT.pack(scene.client, dice.randrange(5), *flags, slot, clip, pending, *numbers)
     return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 
 
@@ -103,11 +119,17 @@ def check_phases(scene: Scene, args: dict[str, object], outcome: tuple[Tensor, .
     scene.check(outcome)
 
 
+def check_settled(scene: Scene, args: dict[str, object]) -> None:
+    pending = VERDICT.unpack(args["verdict"].cpu().numpy().tobytes())[8]
+    need(not scene.m or pending == 0, "still pending:", pending)
+    check_factors(scene, args, "settle_")
+
+
 def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
     """Estimates from the factors are those of the history."""
     status = args["status"].cpu()
     need(bool(((status >= 0) & (status <= 4)).all()), "status", status)
-    if op == "renew_" or not scene.sane:
+    if op in ("renew_", "settle_") or not scene.sane:
         return
     need(not args["factors"].isnan().any(), "factors are NaN")
     model = scene.start[scene.now].to(scene.device)
@@ -118,5 +140,5 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
     need(not error.numel() or error.max() <= 1e-4 * (1 + theirs.abs().max()), "estimates differ by", error)
 
 
-STATEFUL = dict.fromkeys(("step_", *ROW_OPS, "update_sums", "apply_", "renew_", "refresh_"), a_round)
+STATEFUL = dict.fromkeys(("step_", *ROW_OPS, "update_sums", "apply_", "renew_", "settle_", "refresh_"), a_round)
 STATEFUL["sketch_step_"] = a_sketched_round

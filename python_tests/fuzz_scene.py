@@ -198,8 +198,7 @@ class Scene:
         args |= {**e.presence.tensors(), **dict(zip(("expiry", "probation"), of_presence(c), strict=True))}
         if not self.kin:
             args |= {"slots": e.slots, "last": e.last, **dict(zip(PER_CLIENT, e._per_client, strict=True))}
-            args["arrived"] = e._arrived
-            return args
+            return args | {"arrived": e._arrived, "verdict": e._verdict, "changes": e._changes}
         h, rows, kin = e.history, e.rows, e.rows.similarity
         args |= {"last_updates": h.last_updates, "last_models": h.last_models, "seen": h.seen}
         args |= {"products": rows.products, "rounds": rows.rounds, "quorum": e.quorum, "alone": c.step == "received"}

@@ -21,7 +21,7 @@ def test_random_calls_of_every_op(device):
     done = subprocess.run([sys.executable, HERE / "fuzz_ops.py", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     counted = {
-        line.split()[0]: [int(number) for number in line.split()[2::2]] for line in done.stdout.splitlines()[:19]
+        line.split()[0]: [int(number) for number in line.split()[2::2]] for line in done.stdout.splitlines()[:21]
     }
     names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
     every = {name for space, name in names if space in ("secureafl", "secureafl_sim")}
@@ -41,7 +41,7 @@ def spoiled(result):
     return result * 1.001 + 0.001 if isinstance(result, torch.Tensor) and result.is_floating_point() else result
 
 
-@pytest.mark.parametrize("op", [op for op in MAKERS if op not in ("round_fits", "renew_")])
+@pytest.mark.parametrize("op", [op for op in MAKERS if op not in ("round_fits", "pass_blocks", "renew_", "settle_")])
 def test_a_wrong_result_is_found(op):
     found = 0
     for number in range(60):
@@ -92,6 +92,7 @@ def test_a_crash_and_a_hang_are_reported_by_their_case():
 
 SHARED = {
     "step_": [("pairs", "oldest"), ("recorded", "pairs")],
+    "settle_": [("pairs", "oldest")],
     "kin_step_": [("last_updates", "last_models"), ("products", "kinship"), ("met", "recorded")],
     "sketch_step_": [("update_sketches", "means"), ("squares", "norms"), ("met", "recorded")],
     "support_step_": [("products", "similarity"), ("met", "recorded")],

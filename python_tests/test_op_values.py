@@ -37,6 +37,7 @@ def arguments(device, op=ROUND, **settings):
     now = server.version % len(server.models)
     given = torch.ones(D, device=device), torch.tensor([1], device=device), server.model_at(server.version - 1)
     values = (
+        *(() if op in AVERAGED else (engine._verdict, engine._changes)),
         *given,
         now,
         (now + 1) % len(server.models),
@@ -76,6 +77,8 @@ INSIDE = {
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
     "rotations -1": ("rotations", -1, "rotations must lie in 0 to 63, got -1"),
     "rotations huge": ("rotations", 2**31 - 1, "rotations must lie in 0 to 63"),
+    "verdict": ("verdict", 0x7F, "the client of verdict must lie in 0 to 4, got 2139062143"),  # and pending
+    "verdict -1": ("verdict", 0xFF, "the client of verdict must lie in 0 to 4, got -1"),
     "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),
 }
 # What the host knows everywhere.
@@ -110,6 +113,10 @@ OUTSIDE = {
     "counts and lists": ("factor_counts", lambda c: c.new_zeros(513, 1024), r".* single list .*, got 513 with 5 lists"),
     "narrow counts": ("factor_counts", lambda c: c.new_zeros(0, 7), r"factor_counts must have shape \(rows, 1024\)"),
     "no counts": ("factor_counts", lambda c: c.new_zeros(()), r"factor_counts must have shape \(rows, 1024\)"),
+    "short verdict": ("verdict", lambda v: v[:-8], r"verdict must have shape \(bytes,\) = \(56,\), got \(48,\)"),
+    "flat changes": ("changes", lambda c: c[:, :1].flatten(), r"changes must have shape"),
+    "changes of others": ("changes", lambda c: c.new_zeros(len(c), 1000), r"changes must have shape"),
+    "no words": ("arrived", lambda a: a[:2].contiguous(), r"arrived must have shape \(3,\) = \(3,\), got \(2,\)"),
     "now_row 99": ("now_row", 99, "now_row must lie in 0..11, got 99"),
     "next_row -1": ("next_row", -1, "next_row must lie in 0..11, got -1"),
     "odd planes": ("slots", lambda s: s.new_zeros(len(s), 5, *s.shape[2:]), "slots must hold 0 to 16 pairs"),
@@ -168,7 +175,9 @@ def test_refresh_and_renew_refuse_or_survive_them_too(name, pairs, memory, devic
     state = {**{key: given[key] for key in names}, name: torch.full_like(given[name], pairs)}
     verdict = torch.zeros(_C.VERDICT_BYTES, dtype=torch.uint8, device=device)
     changes = torch.zeros(_C.pass_sums(N, memory), dtype=torch.float64, device=device)
-    for op, first in ((torch.ops.secureafl.refresh_, ()), (torch.ops.secureafl.renew_, (verdict, changes))):
+    settled = given["verdict"], given["changes"]
+    ops = torch.ops.secureafl
+    for op, first in ((ops.refresh_, ()), (ops.renew_, (verdict, changes)), (ops.settle_, settled)):
         if device == "cuda":
             op(*first, *state.values(), 1.0)
             torch.cuda.synchronize()
@@ -183,12 +192,22 @@ def test_renew_refuses_or_survives_any_verdict(byte, device):
     state = [given[key] for key in ("scales", "gram", "along", "factors", "status", "pairs", "oldest", "seen")]
     verdict = torch.full((_C.VERDICT_BYTES,), byte, dtype=torch.uint8, device=device)
     changes = torch.zeros(_C.pass_sums(N, M), dtype=torch.float64, device=device)
-    if device == "cuda":
-        torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
-        torch.cuda.synchronize()
-        return
-    with pytest.raises(RuntimeError, match="renew_: the client of verdict must lie in 0 to 4"):
-        torch.ops.secureafl.renew_(verdict, changes, *state, 1.0)
+    ops = torch.ops.secureafl
+    for name, op, sums in (("renew_", ops.renew_, changes), ("settle_", ops.settle_, changes[:, None])):
+        if device == "cuda":
+            op(verdict, sums, *state, 1.0)
+            torch.cuda.synchronize()
+            continue
+        with pytest.raises(RuntimeError, match=f"{name}: the client of verdict must lie in 0 to 4"):
+            op(verdict, sums, *state, 1.0)
+
+
+@pytest.mark.parametrize("value", [-1, 1, 7, 2**31 - 1])
+def test_words_by_which_blocks_meet_may_have_any_value(value, device):
+    """A GPU gives up waiting for another block; a CPU does not look at them."""
+    given = changed(arguments(device), "arrived", value)
+    call(ROUND, given)
+    assert given["models"].isfinite().all()
 
 
 @pytest.mark.parametrize(("d", "m", "size"), [(3, 5, 3e38), (5, 5, 1.0), (3, 5, 1.0), (2, 5, 1e-10)])

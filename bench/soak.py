@@ -124,6 +124,7 @@ def drift(server: SecureAFL) -> float:
 
 
 def _drift_of_fused(engine: Fused, model: Tensor) -> float:
+    engine._settle()  # a GPU may have left the end of the last round
     carried = [tensor.clone() for tensor in (engine.gram, engine.along)]
     engine._take_products(model)
     fresh = [tensor.clone() for tensor in (engine.gram, engine.along)]

@@ -15,7 +15,7 @@ from secureafl_ext import _C
 F64 = torch.float64
 # client, reason, received, steps, stored, pushed, slot, clip, pending, g_square, rate, y_scale, s_scale:
 # csrc/round/round.h
-VERDICT = struct.Struct("i4xq????ifiddff")
+VERDICT = struct.Struct("i4xq????ifiddffd")
 
 
 def a_round(op: str, dice: Dice, device: str) -> Call:
@@ -95,7 +95,7 @@ def a_verdict(dice: Dice, scene: Scene, device: str, pending: int = 0) -> Tensor
     """Of a client and a slot that there are; the rest may be anything."""
     slot = dice.randrange(max(scene.m, 1))
     flags = [dice.chance(0.5) for _ in range(4)]
-    clip, *numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(5)]
+    clip, *numbers = [dice.choice((1.0, 0.5, math.nan, math.inf)) for _ in range(6)]
     packed = VERDICT.pack(scene.client, dice.randrange(5), *flags, slot, clip, pending, *numbers)
     return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 

@@ -113,7 +113,7 @@ OUTSIDE = {
     "counts and lists": ("factor_counts", lambda c: c.new_zeros(513, 1024), r".* single list .*, got 513 with 5 lists"),
     "narrow counts": ("factor_counts", lambda c: c.new_zeros(0, 7), r"factor_counts must have shape \(rows, 1024\)"),
     "no counts": ("factor_counts", lambda c: c.new_zeros(()), r"factor_counts must have shape \(rows, 1024\)"),
-    "short verdict": ("verdict", lambda v: v[:-8], r"verdict must have shape \(bytes,\) = \(56,\), got \(48,\)"),
+    "short verdict": ("verdict", lambda v: v[:-8], r"verdict must have shape \(bytes,\) = \(64,\), got \(56,\)"),
     "flat changes": ("changes", lambda c: c[:, :1].flatten(), r"changes must have shape"),
     "changes of others": ("changes", lambda c: c.new_zeros(len(c), 1000), r"changes must have shape"),
     "no words": ("arrived", lambda a: a[:2].contiguous(), r"arrived must have shape \(3,\) = \(3,\), got \(2,\)"),

@@ -44,6 +44,7 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
       wait_until(renewed, last.pending != 0 ? with_clients : 0);
       *judged = *renewed = 0;
       v.pending = 1;
+      if (last.pending != 0) v.last_rate = last.rate;
       *scratch.verdict = v;
       publish(rounds, next);
     }

@@ -41,6 +41,7 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   v.steps = accepted || !r.hold;
   v.stored = r.store_all ? finite : accepted;
   v.rate = v.stored ? r.lr * count_upload(r.presence, v.client, others) : r.lr;
+  v.last_rate = r.lr;
   v.received = accepted && r.receive && r.presence.counts(true, v.client);  // an accepted update is stored
   v.pushed = r.m > 0 && v.stored && known && has_curvature(sums);
   v.clip = known ? 1.0f : static_cast<float>(fmin(1.0, r.max_norm / sqrt(sums[kGG])));

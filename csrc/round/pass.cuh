@@ -100,9 +100,16 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
 
   const float* own_factors = factors + lane * kFactors;
-  const float inverse_lr = static_cast<float>(1 / r.lr);
+  const float inverse_rate = static_cast<float>(1 / v.last_rate);
   float slot_sums[P::kSlotSums] = {}, x_sums[P::kXSums] = {};
   double own_x = 0, own_s = 0, own_y = 0, step_square = 0;
+  if (v.changes_nothing()) {  // so a flood of rejected updates does not cost a pass each
+    pipeline.drain(index < tiles, index + stride < tiles);
+    for (int64_t c = blockIdx.x * blockDim.x + threadIdx.x; c < r.d; c += gridDim.x * blockDim.x) {
+      r.next_model[c] = r.model[c];
+    }
+    index = tiles;
+  }
   for (int turn = 0; index < tiles; index += stride, ++turn) {
     const int buffer = turn % 2;
     pipeline.wait(buffer, turn / 2);
@@ -146,7 +153,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     }
 
     // The median changes little from round to round, so the search starts at the last direction.
-    const float guess = (here.previous - here.model) * inverse_lr;
+    const float guess = (here.previous - here.model) * inverse_rate;
     const float direction = rule.reduce(lanes, keys, r.rule, r.trim, guess);
     const int64_t tile = tile_at(index), c = tile * kColumns + column;
     const bool inside = c < r.d;

@@ -46,6 +46,12 @@ __global__ void __launch_bounds__(kLastThreads, kLastBlocksPerSm) last_pass_kern
   const Lanes<kThreads, kColumns> lanes{exchange};
   const ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
   const float inverse_lr = static_cast<float>(1 / r.lr);
+  if (v.changes_nothing()) {  // so a flood of rejected updates does not cost a pass each
+    for (int64_t c = blockIdx.x * kLastThreads + threadIdx.x; c < r.d; c += gridDim.x * kLastThreads) {
+      r.next_model[c] = r.model[c];
+    }
+    return;
+  }
   for (int index = blockIdx.x * teams + team; index < tiles; index += gridDim.x * teams) {
     const int64_t tile = r.backwards ? tiles - 1 - index : index, c = tile * kColumns + column;
     const bool inside = c < r.d;

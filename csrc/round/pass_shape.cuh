@@ -64,12 +64,12 @@ struct Stage {
 template <int kPairs, typename S, typename F>
 void dispatch_shape(const Shape& shape, const F& f) {
   if constexpr (has_all_shapes(kPairs)) {
+    if (shape.columns == 8) return f(Pass<kPairs, S, 32, 8, 4>());
+    if (shape.columns == 4 && shape.items == 4) return f(Pass<kPairs, S, 32, 4, 4>());
     if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
     if (shape.items == 7) return f(Pass<kPairs, S, 32, 1, 7>());
     if (shape.items == 10) return f(Pass<kPairs, S, 32, 1, 10>());
   }
-  if (shape.columns == 8) return f(Pass<kPairs, S, 32, 8, 4>());
-  if (shape.items == 4 && shape.threads == 32) return f(Pass<kPairs, S, 32, 4, 4>());
   if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
   if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());
   f(Pass<kPairs, S, 256, 1, 4>());

@@ -39,6 +39,10 @@ struct Verdict {
   double g_square;         // |g|^2 after clipping
   double rate;             // the step size of this round
   float y_scale, s_scale;  // scales of the stored pair; powers of two
+  double last_rate;        // the step size of the round before: from it follows a guess for the search in the pass
+
+  // A rejected update that is neither stored nor answered by a step: the pass has nothing to do.
+  SECUREAFL_BOTH bool changes_nothing() const { return !steps && !stored; }
 };
 
 struct Round {

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,10 +28,15 @@ void for_clients(const Round& r, const Each& each) {
 // Returns the sums of PassSums (count()); none without pairs.
 inline std::vector<double> apply(const Round& r, const Verdict& v) {
   std::vector<double> sums;
-  if (r.m == 0) {
+  if (v.changes_nothing()) {  // so a flood of rejected updates does not cost a pass each
+    std::copy(r.model, r.model + r.d, r.next_model);
+    sums.resize(static_cast<size_t>(pass_sums(r.n, r.m)));
+  } else if (r.m == 0) {
     pass_last(r, v);
   } else {
     sums = r.half ? pass<uint16_t>(r, v) : pass<float>(r, v);
+  }
+  if (r.m > 0) {
     for (int64_t k = 0; k < r.n; ++k) {
       if (int64_t* count = counted_at(r, v, k)) ++*count;
     }

@@ -53,6 +53,12 @@ class BulkPipeline {
   // Waits for the copies into a buffer. turn: number of earlier copies into it.
   __device__ void wait(int buffer, int turn) const { mbarrier_wait(at_ + 8 * buffer, turn & 1); }
 
+  // Waits for the first copies into the two buffers, those that were started: a block must not end before its copies.
+  __device__ void drain(bool first, bool second) const {
+    if (first) wait(0, 0);
+    if (second) wait(1, 0);
+  }
+
   // Orders the accesses of the threads to a buffer before the next bulk copy into it.
   __device__ void release() const { fence_proxy_async(); }
 
@@ -77,6 +83,10 @@ class AsyncPipeline {
   __device__ void wait(int, int) const {
     wait_copies_but_last_group();  // the last group is the next tile
     team_sync<kThreads>();
+  }
+  __device__ void drain(bool, bool) const {
+    commit_copies();  // an empty group: the last one that is waited for is the one before
+    wait(0, 0);
   }
   __device__ void release() const {}
 

@@ -20,7 +20,7 @@ struct Shape {
   constexpr int64_t clients() const { return static_cast<int64_t>(threads / columns) * items; }
 };
 
-constexpr Shape kShapes[] = {{32, 8, 4, true},  {32, 4, 4, true},   {32, 4, 8, true},  {32, 2, 8, false},
+constexpr Shape kShapes[] = {{32, 8, 4, false}, {32, 4, 4, false},  {32, 4, 8, true},  {32, 2, 8, false},
                              {32, 1, 7, false}, {32, 1, 10, false}, {32, 1, 14, true}, {256, 1, 4, true}};
 constexpr int64_t kDefaultMemory = 3, kMaxGpuPairs = 5;
 

@@ -45,6 +45,9 @@ class Either {
     second() ? second_.copy(buffer, one, two, any) : first_.copy(buffer, one, two, any);
   }
   void wait(int buffer, int turn) const { second() ? second_.wait(buffer, turn) : first_.wait(buffer, turn); }
+  void drain(bool first, bool second_too) const {
+    second() ? second_.drain(first, second_too) : first_.drain(first, second_too);
+  }
   void release() const { second() ? second_.release() : first_.release(); }
 
  private:

@@ -158,18 +158,19 @@ class RowWeights {
     for_rows([&](int k) { weights[k] = takes_part(k) && next[k] >= removed_ ? clip[k] / left : 0; });
   }
 
-  // Squared distance of row i to row k; inf if k is no other row that takes part. Symmetric, so that ties are ties.
-  SECUREAFL_FN double squared_distance(int i, int k) const {
+  // Squared distance of row i to row k; inf if k is no other row that takes part. squares (n): of the rows, side by side
+  // to be read fast.
+  SECUREAFL_FN double squared_distance(const double* squares, int i, int k) const {
     if (!takes_part(k) || k == i) return INFINITY;
-    return fmax(product(i, i) + product(k, k) - (product(i, k) + product(k, i)), 0.0);
+    return fmax(squares[i] + squares[k] - 2 * product(i, k), 0.0);
   }
 
   // Sum of the `nearest` smallest squared distances of row i to others. A search by the bits of a distance finds a
   // bound with so many below it, or the distance of that rank. All lanes across take part.
-  SECUREAFL_FN double nearest_sum(int i, int nearest) const {
+  SECUREAFL_FN double nearest_sum(const double* squares, int i, int nearest) const {
     double* kept = table_.centre_product;  // (n): one thread has room to keep the distances
-    for (int k = 0; k < n_ && Team::kDown == 1; ++k) kept[k] = squared_distance(i, k);
-    const auto distance = [&](int k) { return Team::kDown == 1 ? kept[k] : squared_distance(i, k); };
+    for (int k = 0; k < n_ && Team::kDown == 1; ++k) kept[k] = squared_distance(squares, i, k);
+    const auto distance = [&](int k) { return Team::kDown == 1 ? kept[k] : squared_distance(squares, i, k); };
     uint64_t key = 0;
     int below = 0;
     SECUREAFL_NO_UNROLL
@@ -189,12 +190,13 @@ class RowWeights {
   }
 
   SECUREAFL_FN void krum() const {
-    double* scores = table_.values;
+    double *scores = table_.values, *squares = table_.centre_distance;
+    for_rows([&](int k) { squares[k] = product(k, k); });
     const int others = count_ - 1, wanted = count_ - removed_ - 2 > 1 ? count_ - removed_ - 2 : 1;
     const int nearest = wanted < others ? wanted : others;
     SECUREAFL_NO_UNROLL
     for (int i = team_.down(); i < n_; i += Team::kDown) {
-      const double score = nearest_sum(i, nearest);
+      const double score = nearest_sum(squares, i, nearest);
       if (team_.across() == 0) scores[i] = score;
     }
     team_.sync();

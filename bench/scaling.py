@@ -81,7 +81,7 @@ def check_server(device: str) -> None:
     """Every client uploads twice, to a server with wide and one with narrow steps; each round as the reference says."""
     verdicts = set()
     for lr in (WIDE, NARROW):
-        paper = {"factors": "pooled", "on_reject": "step", "store": "all"}
+        paper = {"filter": True, "factors": "pooled", "on_reject": "step", "store": "all"}
         server, _ = filled(torch.zeros(1000, device=device), 9, MEMORY, lr=lr, **paper)
         for client, update in islice(arrivals(9, 1000, device), 18):
             before, model = server.state_dict(), server.model.clone()

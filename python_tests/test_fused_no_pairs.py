@@ -138,7 +138,7 @@ def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
     drive((plain, ours), arrivals, 60)
     plain.save(tmp_path / "plain"), ours.save(tmp_path / "ours")
     there = SecureAFL.load(tmp_path / "plain", device=device)
-    back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
+    back = composed(lambda: SecureAFL.load(tmp_path / "ours", device=device))
     assert isinstance(there._engine, fused.Fused) and type(back._engine) is Composed
     identical(there, plain)
     identical(back, ours)

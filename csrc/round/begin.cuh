@@ -15,9 +15,10 @@ constexpr int begin_bytes(int clients, int m, int at_once) {
 
 // The start of a round in one kernel, up to its verdict: all blocks judge the update and renew the clients of the last
 // round, if it is pending. The last block renews none, unless it is the only one: it decides meanwhile. The others wait
-// for it. All blocks must run at once (cooperative launch).
-template <typename P>
-__device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, char* shared) {
+// for it. All blocks must run at once (cooperative launch). start_copies(): starts those of the first tiles. Loads that
+// are waited for come before it: they would queue behind the tiles.
+template <typename P, typename Start>
+__device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, char* shared, const Start& start_copies) {
   static_assert(P::kMaxThreads <= 32 * kMaxJudgeWarps, "JudgeMemory has room for so many");
   auto& memory = *reinterpret_cast<JudgeMemory*>(shared);
   auto* lists = reinterpret_cast<FactorList*>(&memory + 1);        // (kClients)
@@ -27,6 +28,7 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
   const int renewers = blocks > 1 ? blocks - 1 : 1, with_clients = r.n < renewers ? static_cast<int>(r.n) : renewers;
   const unsigned next = threadIdx.x == 0 ? load_acquire(rounds) + 1 : 0;
   const Verdict last = *scratch.verdict;
+  const ClientState before = client_state(r);
   sum_update(r, parts, scratch.judged, memory);
   __syncthreads();  // all threads have read the last verdict
   if (threadIdx.x == 0) arrive(judged);
@@ -36,7 +38,7 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
     if (threadIdx.x == 0) arrive(renewed);
   }
   if (block == blocks - 1) {
-    Verdict v = decide_together(r, client_state(r), parts, scratch.judged, memory, lists, [&] {
+    Verdict v = decide_together(r, before, parts, scratch.judged, memory, lists, [&] {
       if (threadIdx.x == 0) wait_until(judged, blocks);
       __syncthreads();
     });
@@ -48,7 +50,9 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
       *scratch.verdict = v;
       publish(rounds, next);
     }
+    __syncthreads();
   }
+  start_copies();
   if (threadIdx.x == 0) wait_until(rounds, next);
   __syncthreads();
   Verdict v = *scratch.verdict;

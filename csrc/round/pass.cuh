@@ -85,11 +85,14 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     return here;
   };
   int index = team * gridDim.x + blockIdx.x;  // the remaining tiles of the last turn are spread over all blocks
-  ModelValues here = fetch(index, 0), next_here = fetch(index + stride, 1);
-
+  ModelValues here, next_here;
+  const auto start_copies = [&] { here = fetch(index, 0), next_here = fetch(index + stride, 1); };
   const bool whole = scratch.parts > 0;
-  if (!whole) pdl_wait();  // nothing above depends on the verdict
-  const Verdict v = whole ? begin_round<P>(r, scratch, shared) : *scratch.verdict;
+  if (!whole) {
+    start_copies();
+    pdl_wait();  // nothing above depends on the verdict
+  }
+  const Verdict v = whole ? begin_round<P>(r, scratch, shared, start_copies) : *scratch.verdict;
   const int client = v.client;
   for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
     factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;

@@ -61,11 +61,17 @@ def kept_by_group(products):
     return np.array(shares), usual
 
 
-def kept_by_distance(reach):
-    """(c): the share of its weight that a client keeps: less if it goes further along the odd directions than usual."""
-    center = np.median(reach)
-    spread = s.NORMAL * np.median(np.abs(reach - center)) + s.LEAST_SPREAD
-    return np.interp((np.array(reach) - center) / spread, [s.APART, s.APART_END], [1, 0])
+def kept_by_distance(along, c):
+    """(c): the share of its weight that a client keeps: less if it goes further along the odd directions than usual, on
+    the side where clients go far. along: of each direction the loadings (c)"""
+    lengths, reach = np.zeros(c), np.zeros(c)
+    for loads in along:
+        lean = np.sum(loads**3) / np.sum(np.abs(loads) ** 3)
+        lengths += loads**2
+        reach += loads**2 * np.where(np.sign(loads) == np.sign(lean), 1, max(0, 1 - 2 * abs(lean)))
+    lengths, reach = np.sqrt(lengths), np.sqrt(reach)
+    spread = s.NORMAL * np.median(np.abs(lengths - np.median(lengths))) + s.LEAST_SPREAD
+    return np.interp((reach - np.median(lengths)) / spread, [s.APART, s.APART_END], [1, 0])
 
 
 class Space:
@@ -80,12 +86,10 @@ class Space:
         return self.left @ direction
 
     def cut_above(self, least, maps):
-        """(c): the coefficients of what is added to the mean. maps (c, c): whose directions are looked for. Sets reach
-        (c): how far each client goes along those found."""
+        """(c): the coefficients of what is added to the mean. maps (c, c): whose directions are looked for. Sets along:
+        of each direction that was found the loadings (c) of what the maps make."""
         values, vectors = np.linalg.eigh(maps @ self.left @ maps.T)
-        self.reach = [
-            np.sqrt(sum(values[j] * row[j] ** 2 for j in range(len(row)) if values[j] > least)) for row in vectors
-        ]
+        self.along = [np.sqrt(values[j]) * vectors[:, j] for j in range(len(values)) if values[j] > least]
         found = [maps.T @ vectors[:, j] / np.sqrt(values[j]) for j in range(len(values)) if values[j] > least]
         along = [self.loadings(direction) for direction in found]
         added, own = np.zeros(len(self.left)), [self.remaining(direction) for direction in found]
@@ -108,7 +112,7 @@ def shifts(products):
     apart = everyone - kin_weights(space.left)
     odd = max(s.ODD_LEAST, s.ODD * usual(apart @ space.left @ apart.T))
     weights += space.cut_above(odd, apart)
-    near = kept_by_distance(space.reach)
+    near = kept_by_distance(space.along, c)
     weights += space.cut_above(s.AGAIN * crowd, everyone)
     share = weights * c  # 1 is a client's share of the mean
     faded = np.where(share >= 2 * s.FADE, share, np.where(share <= s.FADE, 0, share * (share - s.FADE) / s.FADE))

@@ -53,9 +53,19 @@ def test_who_differs_from_its_kin_as_few_others_do_has_no_weight():
 
 
 def test_without_an_odd_direction_no_client_loses_weight_by_distance():
-    assert (support.kept_by_distance(torch.zeros(9, dtype=torch.float64)) == 1).all()
-    lengths = torch.tensor([1.0, 1.1, 0.9, 1.2, 0.8, 1.0, 3.0], dtype=torch.float64)
-    assert support.kept_by_distance(lengths).tolist() == [1.0] * 6 + [0.0]
+    assert (support.kept_by_distance(torch.zeros(9, 0, dtype=torch.float64)) == 1).all()
+
+
+def test_of_a_one_sided_direction_only_the_far_side_loses_weight():
+    """The others there are the honest kin of the attackers, whose push is subtracted from their residuals."""
+    loads = torch.tensor([0.01, -0.01, 0.02, -0.02, 0.01, -0.01, 0.01, 0.5, 0.4, -0.2], dtype=torch.float64)[:, None]
+    assert support.kept_by_distance(loads)[[7, 8, 9]].tolist() == [0, 0, 1]
+    assert support.kept_by_distance(-loads)[[7, 8, 9]].tolist() == [0, 0, 1]
+    loads[9] = -0.4  # two camps
+    assert support.kept_by_distance(loads)[[7, 8]].tolist() == [0, 0]
+    loads[7] = loads[9].abs()
+    loads[8] = 0.0
+    assert support.kept_by_distance(loads)[[7, 9]].tolist() == [0, 0]  # as far on both sides: both lose
 
 
 def test_a_group_that_many_oppose_keeps_its_weight():

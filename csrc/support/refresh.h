@@ -72,22 +72,43 @@ SECUREAFL_FN double value_of_rank(const Team& team, const double* values, int n,
 constexpr double kNormal = 1.4826, kLeast = 1e-3;  // NORMAL and LEAST_SPREAD of support.py
 
 // kept (n) *= the share of its weight that a client keeps by how far its residual reaches along the directions with
-// values (n) above 0: vectors (n, n) are the eigenvectors of the residuals' inner products.
+// values (n) above 0: vectors (n, n) are the eigenvectors of the residuals' inner products. The side of a direction
+// with the attackers' honest kin counts less, the more one-sided the direction is.
 template <typename Team>
 SECUREAFL_FN void judge_distances(const Team& team, const Refresh& r, const RefreshTables& t) {
   const int n = static_cast<int>(r.n);
-  double *lengths = t.offsets, *away = t.rotations;  // (n) each
+  double *lengths = t.offsets, *one_sided = t.rotations, *reach = t.rotations + n;  // (n) each
+  const auto loading = [&](int k, int j) { return sqrt(t.values[j]) * t.vectors[k * n + j]; };
+  SECUREAFL_NO_UNROLL
+  for (int j = team.down(); j < n; j += Team::kDown) {
+    double sum = 0, all = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) {
+      const double value = loading(k, j), cube = value * value * value;
+      sum += cube;
+      all += fabs(cube);
+    }
+    sum = team.sum_across(sum);
+    all = team.sum_across(all);
+    if (team.across() == 0) one_sided[j] = all > 0 ? sum / all : 0;
+  }
+  team.sync();
   SECUREAFL_NO_UNROLL
   for (int k = team.down(); k < n; k += Team::kDown) {
-    double square = 0;
+    double square = 0, counted = 0;
     for (int j = team.across(); j < n; j += Team::kAcross) {
-      square += t.values[j] * t.vectors[k * n + j] * t.vectors[k * n + j];
+      const double value = loading(k, j), other_side = fmax(1 - 2 * fabs(one_sided[j]), 0.0);
+      square += value * value;
+      counted += value * value * (value * one_sided[j] >= 0 ? 1 : other_side);
     }
     square = team.sum_across(square);
-    if (team.across() == 0) lengths[k] = r.counts[k] ? sqrt(square) : INFINITY;
+    counted = team.sum_across(counted);
+    if (team.across() != 0) continue;
+    lengths[k] = r.counts[k] ? sqrt(square) : INFINITY;
+    reach[k] = sqrt(counted);
   }
   team.sync();
   const double usual = median_of(team, lengths, n, t.parts);
+  double* away = one_sided;  // not used any more
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) away[k] = fabs(lengths[k] - usual);
   team.sync();
@@ -95,7 +116,7 @@ SECUREAFL_FN void judge_distances(const Team& team, const Refresh& r, const Refr
   const SupportBounds& b = r.bounds;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const double far = (lengths[k] - usual) / spread;
+    const double far = (reach[k] - usual) / spread;
     t.kept[k] *= fmin(fmax((b.apart_end - far) / (b.apart_end - b.apart), 0.0), 1.0);
   }
   team.sync();

@@ -114,8 +114,8 @@ def cut_crowd(rest: Rest, least: float) -> None:
 
 
 def cut_odd(rest: Rest) -> Tensor:
-    """The same for the residuals, each row minus the weighted mean of its kin. Returns (c): the length of each along
-    the directions that were cut."""
+    """The same for the residuals, each row minus the weighted mean of its kin. Returns (c, r): their
+    loadings along the directions that were cut."""
     rows = rest.rows
     residuals = rows - torch.cat([share @ rows for _, share in kin_shares(rows)])
     values, directions = large_eigenvectors(residuals, max(support.ODD_LEAST, support.ODD * float(level(residuals))))
@@ -123,7 +123,7 @@ def cut_odd(rest: Rest) -> Tensor:
     along = loadings / values
     of_kin = sum((share.T @ along[part] for part, share in kin_shares(rows)), torch.zeros_like(along))
     rest.cut(directions, along - of_kin)
-    return loadings.square().sum(1).sqrt()
+    return loadings
 
 
 def large_eigenvectors(rows: Tensor, least: float) -> tuple[Tensor, Tensor]:

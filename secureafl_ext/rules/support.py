@@ -38,8 +38,8 @@ GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LE
 GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
 OPPOSED_END = 0.5  # at this share all of it
-APART = 2.0  # a client this many spreads further along the odd directions than usual loses weight
-APART_END = 4.0  # at this many all of it
+APART = 1.5  # a client this many spreads further along the odd directions than usual loses weight
+APART_END = 3.0  # at this many all of it
 FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
@@ -98,7 +98,7 @@ def shifts(means: Tensor) -> Tensor:
     maps = without_kin(state[0])
     residuals = maps @ state[0] @ maps.T
     values, vectors = large_eigenvectors(residuals, max(ODD_LEAST, ODD * float(level(residuals))))
-    kept = kept * kept_by_distance((vectors.square() @ values).sqrt())
+    kept = kept * kept_by_distance(vectors * values.sqrt())
     state = cut_directions(*state, maps, values, vectors)
     if AGAIN:
         state = cut_directions(*state, None, *large_eigenvectors(state[0], AGAIN * crowd))
@@ -173,12 +173,20 @@ def kept_by_vote(sizes: Tensor, support_of: Callable[[Tensor], Tensor]) -> Tenso
     return kept
 
 
-def kept_by_distance(lengths: Tensor) -> Tensor:
-    """(c): the share of its weight that each client keeps, from the lengths (c) of the residuals along the odd
-    directions."""
+def kept_by_distance(loadings: Tensor) -> Tensor:
+    """(c): the share of its weight that each client keeps, from the loadings (c, k) of the residuals along the odd
+    directions.
+
+    Attackers who share a push lie on one side of a direction. On the other side, less far, lie their honest kin: in
+    their residuals the attackers' push is subtracted. So that side counts less, the more one-sided a direction is.
+    """
+    lengths = loadings.square().sum(1).sqrt()
     usual = median(lengths)
     spread = NORMAL * median((lengths - usual).abs()) + LEAST_SPREAD
-    return ((APART_END - (lengths - usual) / spread) / (APART_END - APART)).clamp(0, 1)
+    one_sided = loadings.pow(3).sum(0) / loadings.abs().pow(3).sum(0)  # (k): from -1 to 1, 0 if both sides are alike
+    other_side = (1 - 2 * one_sided.abs()).clamp(min=0)
+    reach = (loadings.square() * torch.where(loadings * one_sided >= 0, 1, other_side)).sum(1).sqrt()
+    return ((APART_END - (reach - usual) / spread) / (APART_END - APART)).clamp(0, 1)
 
 
 def centered(products: Tensor) -> Tensor:

@@ -94,6 +94,10 @@ class Launcher {
     return fed < 1 ? 1 : fed < most ? fed : most;
   }
 
+  // True if other processes run kernels beside ours (MPS). Then two kernels whose blocks wait for each other could each
+  // hold a part of the GPU, for ever.
+  bool shares_gpu() const { return attribute(cudaDevAttrMpsEnabled) != 0; }
+
   int64_t multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
 
   template <typename... Params, typename... Args>

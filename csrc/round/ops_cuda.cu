@@ -45,6 +45,13 @@ class CudaRound {
     const int64_t parts = cuda::judge_parts(r.d);
     const auto plan = plan_pass(r);
     const Tensor judged = allocate(like, ScalarType::Double, {kSums, parts});
+    if (r.m > 0 && launch_.shares_gpu()) {  // in phases, whose kernels wait for nothing; nothing stays pending
+      const Tensor sums = allocate(like, ScalarType::Double, {kSums});
+      const Tensor collected = allocate(like, ScalarType::Double, {pass_sums(r.n, r.m)});
+      cuda::launch_update_sums(launch_, parts, r, mutable_data<double>(judged), mutable_data<double>(sums));
+      apply(r, data<double>(sums), verdict, mutable_data<double>(collected), like);
+      return renew(r, verdict, data<double>(collected));
+    }
     const cuda::Scratch scratch{mutable_data<double>(judged), parts, verdict, changes, plan.blocks};
     if (r.m == 0) cuda::launch_judge(launch_, r, scratch);
     launch_pass(plan, r, scratch);

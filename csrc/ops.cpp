@@ -82,7 +82,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   // sketch/sketch_step.cuh, sketch/sketch_step_cpu.h
   m.def(
       "sketch_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
-      "Tensor rotations, Tensor signs, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "
+      "Tensor order, Tensor signs, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "
       "Tensor(e!) means, Tensor(f!) squares, Tensor(g!) met, Tensor(h!) norms, Tensor shift, Tensor(i!) clock, "
       "Tensor(j!) last_epoch, Tensor(k!) uploads, Tensor(l!) seen_factors, Tensor(m!) recorded, "
       "Tensor(n!) factor_counts, Tensor(o!) counts, float lr, float quantile, float max_norm, bool filter, "

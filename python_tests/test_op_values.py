@@ -75,8 +75,8 @@ INSIDE = {
     "uploads -1": ("uploads", -1, r"uploads must lie in 0 to \d+, got -1"),
     "uploads most": ("uploads", 2**63 - 1, r"uploads must lie in 0 to \d+"),
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
-    "rotations -1": ("rotations", -1, "rotations must lie in 0 to 63, got -1"),
-    "rotations huge": ("rotations", 2**31 - 1, "rotations must lie in 0 to 63"),
+    "order -1": ("order", -1, "order must lie in 0 to 69, got -1"),
+    "order huge": ("order", HUGE, "order must lie in 0 to 69"),
     "verdict": ("verdict", 0x7F, "the client of verdict must lie in 0 to 4, got 2139062143"),  # and pending
     "verdict -1": ("verdict", 0xFF, "the client of verdict must lie in 0 to 4, got -1"),
     "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),

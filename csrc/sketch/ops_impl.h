@@ -16,7 +16,7 @@ using SketchOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, 
 
 // The sketch itself, and the state of the clients in sketches.
 struct SketchState {
-  const Tensor &models, &rotations, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &norms,
+  const Tensor &models, &order, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &norms,
       &shift;
 
   // Number of clients.
@@ -27,10 +27,10 @@ struct SketchState {
     const int64_t d = models.size(1), n = update_sketches.size(0), k = update_sketches.size(1);
     if (n < 1 || n > kMaxSketched) refuse(op, "update_sketches must hold 1 to ", kMaxSketched, " clients, got ", n);
     if (d < 1 || k < 1) refuse(op, "d and k must be 1 or more, got ", d, " and ", k);
-    const int64_t rows = (d + k - 1) / k;
+    const int64_t places = (d + k - 1) / k * k;
     check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
-    check.state("rotations", rotations, ScalarType::Int, "(ceil(d / k),)", {rows});
-    check.state("signs", signs, ScalarType::Char, "(d,)", {d});
+    check.state("order", order, ScalarType::Long, "(ceil(d / k) k,)", {places});
+    check.state("signs", signs, ScalarType::Float, "(ceil(d / k) k,)", {places});
     check.state("update_sketches", update_sketches, ScalarType::Float, "(n, k)", {n, k});
     check.state("model_sketches", model_sketches, ScalarType::Float, "(n, k)", {n, k});
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
@@ -39,16 +39,16 @@ struct SketchState {
     check.state("met", met, ScalarType::Long, "(n,)", {n});
     check.state("norms", norms, ScalarType::Double, "(n,)", {n});
     check.state("shift", shift, ScalarType::Double, "(n,)", {n});
-    if constexpr (Device::kHostReads) check_values(check, n, rows, k);
+    if constexpr (Device::kHostReads) check_values(check, n, d, places);
     return n;
   }
 
-  // Checks values that the host can read. A kernel clamps the rotations, and takes the others as they are.
-  void check_values(const Check& check, int64_t n, int64_t rows, int64_t k) const {
-    const int32_t* first = data<int32_t>(rotations);
-    const auto [least, most] = std::minmax_element(first, first + rows);
-    check.within("rotations must lie in", *least, 0, k - 1);
-    check.within("rotations must lie in", *most, 0, k - 1);
+  // Checks values that the host can read. A kernel clamps the places, and takes the others as they are.
+  void check_values(const Check& check, int64_t n, int64_t d, int64_t places) const {
+    const int64_t* place = data<int64_t>(order);
+    const auto [least, most] = std::minmax_element(place, place + places);
+    check.within("order must lie in", *least, 0, d - 1);
+    check.within("order must lie in", *most, 0, d - 1);
     for (int64_t k = 0; k < n; ++k) {
       check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
       check.number("norms must be 0 or more", data<double>(norms)[k], data<double>(norms)[k] >= 0);
@@ -56,7 +56,7 @@ struct SketchState {
   }
 
   std::vector<Span> spans() const {
-    return {span_of("rotations", rotations, false),
+    return {span_of("order", order, false),
             span_of("signs", signs, false),
             span_of("update_sketches", update_sketches, true),
             span_of("model_sketches", model_sketches, true),
@@ -71,9 +71,9 @@ struct SketchState {
   void fill(SketchRound& r) const {
     r.n = update_sketches.size(0);
     r.k = update_sketches.size(1);
-    r.rows = rotations.size(0);
-    r.rotations = data<int32_t>(rotations);
-    r.signs = data<int8_t>(signs);
+    r.rows = order.size(0) / r.k;
+    r.order = data<int64_t>(order);
+    r.signs = data<float>(signs);
     r.update_sketches = mutable_data<float>(update_sketches);
     r.model_sketches = mutable_data<float>(model_sketches);
     r.seen = mutable_data<bool>(seen);
@@ -87,7 +87,7 @@ struct SketchState {
 
 template <typename Device>
 SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
-                          int64_t next_row, Tensor models, const Tensor& rotations, const Tensor& signs,
+                          int64_t next_row, Tensor models, const Tensor& order, const Tensor& signs,
                           Tensor update_sketches, Tensor model_sketches, Tensor seen, Tensor means, Tensor squares,
                           Tensor met, Tensor norms, const Tensor& shift, Tensor clock, Tensor last_epoch,
                           Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts, Tensor counts,
@@ -95,8 +95,8 @@ SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tens
                           bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span) {
   constexpr const char* op = "sketch_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const SketchState state{models, rotations, signs, update_sketches, model_sketches, seen,
-                          means,  squares,   met,   norms,           shift};
+  const SketchState state{models, order,   signs, update_sketches, model_sketches, seen,
+                          means,  squares, met,   norms,           shift};
   const int64_t n = state.check<Device>(check, op);
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,

@@ -21,30 +21,27 @@ constexpr double kMaxSquare = 1e300;                      // MAX_SQUARE of row_r
 constexpr int64_t kMaxSketched = (1 << kCensusBits) - 1;  // clients that a census can count
 
 struct SketchRound : Round {
-  int64_t k, rows;           // numbers of a sketch, and at most so many coordinates in each: d = rows * k, or less
-  const int32_t* rotations;  // (rows): the bucket of the first of k neighbouring coordinates
-  const int8_t* signs;       // (d): 1 or -1
-  float* update_sketches;    // (n, k): of the last updates
-  float* model_sketches;     // (n, k): of the models they were computed on
-  float* means;              // (n, k): mean sketch of each client's updates, clipped to the median norm, in units of it
-  double* squares;           // (n): mean inner product of consecutive ones
-  int64_t* met;              // (n): uploads of each client but its first
-  double* norms;             // (n): of the last updates
-  const double* shift;       // (n): of each client's weight from 1 / count
-  double span;               // uploads that a mean is over
-  int64_t quorum;            // the model takes no step while fewer clients have a row
-  double* weight;            // (): result, the weight of the update before it is clipped to the median norm
+  int64_t k, rows;         // numbers of a sketch, coordinates in each
+  const int64_t* order;    // (rows, k): the coordinate in each place
+  const float* signs;      // (rows, k): 1 or -1; 0 where a place has no coordinate
+  float* update_sketches;  // (n, k): of the last updates
+  float* model_sketches;   // (n, k): of the models they were computed on
+  float* means;            // (n, k): mean sketch of each client's updates, clipped to the median norm, in units of it
+  double* squares;         // (n): mean inner product of consecutive ones
+  int64_t* met;            // (n): uploads of each client but its first
+  double* norms;           // (n): of the last updates
+  const double* shift;     // (n): of each client's weight from 1 / count
+  double span;             // uploads that a mean is over
+  int64_t quorum;          // the model takes no step while fewer clients have a row
+  double* weight;          // (): result, the weight of the update before it is clipped to the median norm
 };
 
 // Sums over the coordinates of a bucket.
 enum BucketSum { kOfUpdate, kOfModel, kOfSquare, kBucketSums };
 
-// Adds the coordinate of this row that is in bucket b.
-SECUREAFL_FN void add_coordinate(const SketchRound& r, int64_t row, int64_t b, double (&sums)[kBucketSums]) {
-  const int64_t away = b - clamped(r.rotations[row], 0, r.k - 1);
-  const int64_t c = row * r.k + (away < 0 ? away + r.k : away);
-  if (c >= r.d) return;  // the last row may be shorter
-  const double sign = r.signs[c], g = sign * r.update[c];
+SECUREAFL_FN void add_place(const SketchRound& r, int64_t place, double (&sums)[kBucketSums]) {
+  const int64_t c = clamped(r.order[place], 0, r.d - 1);
+  const double sign = r.signs[place], g = sign * r.update[c];
   sums[kOfUpdate] += g;
   sums[kOfModel] += sign * r.trained_on[c];
   sums[kOfSquare] += g * g;

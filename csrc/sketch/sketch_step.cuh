@@ -12,7 +12,7 @@ namespace secureafl::cuda {
 
 constexpr int kBucketThreads = 256;
 
-// Distribution of the coordinates over threads: each thread processes one bucket in one slice of the rows.
+// Distribution of the places over threads: each thread processes one bucket in one slice of the rows.
 struct SketchPlan {
   int64_t slices, length;
 
@@ -61,7 +61,7 @@ struct SketchScratch {
   static constexpr int64_t kStep = (sizeof(SketchStep) + sizeof(double) - 1) / sizeof(double);
 };
 
-// Kernel 1: sums over the coordinates of each bucket, in slices.
+// Kernel 1: sums over the places of each bucket, in slices.
 static __global__ void __launch_bounds__(kBucketThreads)
     sketch_sums_kernel(SketchRound r, SketchPlan plan, SketchScratch scratch) {
   pdl_trigger();
@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(kBucketThreads)
   const int64_t begin = slice * plan.length, end = begin + plan.length < r.rows ? begin + plan.length : r.rows;
   double sums[kBucketSums] = {};
 #pragma unroll 4
-  for (int64_t row = begin; row < end; ++row) add_coordinate(r, row, b, sums);
+  for (int64_t row = begin; row < end; ++row) add_place(r, row * r.k + b, sums);
 #pragma unroll
   for (int i = 0; i < kBucketSums; ++i) scratch.parts[(slice * kBucketSums + i) * r.k + b] = sums[i];
 }

@@ -16,7 +16,7 @@
 
 namespace secureafl::cpu {
 
-// parts (chunks, k, kBucketSums): sums over the coordinates of each bucket. A chunk is some rows.
+// parts (chunks, k, kBucketSums): sums over the places of each bucket. A chunk is some rows of `order`.
 inline std::vector<double> bucket_parts(const SketchRound& r, const Chunks& chunks) {
   const int64_t count = r.k * kBucketSums;
   std::vector<double> parts(static_cast<size_t>(chunks.count * count));
@@ -24,7 +24,7 @@ inline std::vector<double> bucket_parts(const SketchRound& r, const Chunks& chun
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       auto* sums = reinterpret_cast<double (*)[kBucketSums]>(parts.data() + chunk * count);
       for (int64_t row = chunks.begin(chunk); row < chunks.end(chunk); ++row) {
-        for (int64_t b = 0; b < r.k; ++b) add_coordinate(r, row, b, sums[b]);
+        for (int64_t b = 0; b < r.k; ++b) add_place(r, row * r.k + b, sums[b]);
       }
     }
   });

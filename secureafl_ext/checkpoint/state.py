@@ -89,7 +89,7 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             "norms": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),
             "shift": Entry((n,), f64, *finite),
             # Not in the message: it is a secret.
-            "rotation_seed": Entry((), i64, "the seed of this server", lambda t: int(t) == config.sketch_seed),
+            "sketch_seed": Entry((), i64, "the seed of this server", lambda t: int(t) == config.sketch_seed),
         }
     if config.row_wise:
         entries |= {

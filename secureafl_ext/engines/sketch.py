@@ -1,10 +1,10 @@
 """Sketch: a vector of d numbers as k numbers, so that inner products and distances stay about the same.
 
-A count sketch (Charikar et al. 2002): k neighbouring coordinates, a row, go to the k buckets in turn, from a secret
-bucket on, and a bucket is the sum of its coordinates with secret signs. The inner product of two sketches is that of
-the vectors, with an error of about 1 / sqrt(k) times their norms: all that the proof needs is that two coordinates of
-different rows share a bucket with probability 1 / k. Who does not know the seed cannot choose a vector whose sketch is
-short. Memory is read in order, and of the sketch itself only a byte per coordinate.
+A count sketch (Charikar et al. 2002): every k neighbouring coordinates are dealt to the k buckets by a secret
+permutation of their own, and a bucket is the sum of its coordinates with secret signs. The inner product of two
+sketches is that of the vectors, with an error of about 1 / sqrt(k) times their norms. Who does not know the seed cannot
+choose a vector whose sketch is short. One permutation of all d coordinates would do the same, but its reads would be
+scattered over the whole memory.
 """
 
 import torch
@@ -15,21 +15,23 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Sketch:
-    """rotations: (rows) int32, 0 to k - 1, the bucket of the first coordinate of each row
-    signs: (d) int8, 1 or -1
+    """order: (rows * k) int64, the coordinate in each place; bucket b has the places b, b + k, ..
+    signs: (rows * k) 1 or -1; 0 where a place has no coordinate
     """
 
-    def __init__(self, size: int, width: int, seed: int, device: torch.device):
-        self.size, self.width = size, width
-        self.rotations = (hashed(-(-size // width), seed, device) % width).int()
-        self.signs = (1 - 2 * (hashed(size, seed + 1, device) & 1)).to(torch.int8)
+    def __init__(self, size: int, width: int, seed: int, dtype: torch.dtype, device: torch.device):
+        self.width = width
+        places = -(-size // width) * width
+        within = hashed(places, seed, device).view(-1, width).argsort(dim=1, stable=True)  # (rows, k)
+        order = (within + torch.arange(0, places, width, device=device)[:, None]).view(-1)
+        signs = 1 - 2 * (hashed(places, seed + 1, device) & 1)
+        self.order = torch.where(order < size, order, 0)
+        self.signs = torch.where(order < size, signs, 0).to(dtype)
 
     def of(self, vector: Tensor) -> Tensor:
         """(k) of a vector (d). It stays finite if the vector is."""
-        rows = len(self.rotations)
-        signed = torch.nn.functional.pad(vector * self.signs, (0, rows * self.width - self.size)).view(rows, -1)
-        source = (torch.arange(self.width, device=vector.device) - self.rotations[:, None]) % self.width  # (rows, k)
-        sums = signed.gather(1, source).sum(0, dtype=torch.float64)
+        placed = vector.index_select(0, self.order) * self.signs
+        sums = placed.view(-1, self.width).sum(0, dtype=torch.float64)
         most = torch.finfo(vector.dtype).max
         return sums.clamp(-most, most).to(vector.dtype)  # NaN stays NaN
 

@@ -42,11 +42,11 @@ class Sketched(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, config.sketch, device)
         assert config.sketch_seed is not None  # Config draws one
-        self.sketch = Sketch(size, config.sketch, config.sketch_seed, device)
+        self.sketch = Sketch(size, config.sketch, config.sketch_seed, config.dtype, device)
         self.support = SketchedSupport(clients, config.sketch, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
         past = self.history.last_updates, self.history.last_models, self.seen, *self.support.tensors().values()
-        self._past = self.sketch.rotations, self.sketch.signs, *past, *self.presence.tensors().values()
+        self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
         c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, SPAN
         self._fused = fits(config, device)
@@ -58,7 +58,7 @@ class Sketched(Composed):
     def _remembered(self) -> dict[str, Tensor]:
         past = self.history
         kept = {"update_sketches": past.last_updates, "model_sketches": past.last_models, "seen": past.seen}
-        numbers = {"rounds": torch.tensor(self.rounds), "rotation_seed": torch.tensor(self.config.sketch_seed)}
+        numbers = {"rounds": torch.tensor(self.rounds), "sketch_seed": torch.tensor(self.config.sketch_seed)}
         return {**kept, **self.support.tensors(), **numbers}
 
     def round(

@@ -158,8 +158,8 @@ class RowWeights {
     for_rows([&](int k) { weights[k] = takes_part(k) && next[k] >= removed_ ? clip[k] / left : 0; });
   }
 
-  // Squared distance of row i to row k; inf if k is no other row that takes part. squares (n): of the rows, side by side
-  // to be read fast.
+  // Squared distance of row i to row k; inf if k is no other row that takes part. squares (n): of the rows, side by
+  // side to be read fast.
   SECUREAFL_FN double squared_distance(const double* squares, int i, int k) const {
     if (!takes_part(k) || k == i) return INFINITY;
     return fmax(squares[i] + squares[k] - 2 * product(i, k), 0.0);

@@ -126,7 +126,7 @@ def test_the_kernels_of_the_fused_round(monkeypatch, phases):
     factors = recorded(30_000)
     for server in servers:
         server.load_state_dict(with_factors(server.state_dict(), factors))
-        play(server, Everything(0.8, factors=factors), sizes(25))
+        play(server, Everything(0.8, factors=factors), sizes(12))
     ours, plain = (server.state_dict() for server in servers)
     for name in ("factors", "recorded", "factor_counts"):
         assert torch.equal(ours[name], plain[name]), name

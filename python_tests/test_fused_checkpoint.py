@@ -39,9 +39,9 @@ def test_a_state_without_products_takes_them_from_the_history(device, history):
     assert relative_error(fresh.model.cpu(), server.model.cpu()) < 1e-5
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids=str)
-def test_saved_killed_and_resumed_is_bit_identical(device, tmp_path, history):
-    whole, half = (make(device, 20, 80, history_dtype=history) for _ in range(2))
+@pytest.mark.parametrize("settings", [*({"history_dtype": history} for history in HISTORIES), {"memory": 0}], ids=str)
+def test_saved_killed_and_resumed_is_bit_identical(device, tmp_path, settings):
+    whole, half = (make(device, 20, 80, **settings) for _ in range(2))
     arrivals = Arrivals(20, 80)
     drive((whole, half), arrivals, 70)
     half.save(tmp_path / "half")

@@ -147,16 +147,6 @@ def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
         agree(server, plain)
 
 
-def test_saved_killed_and_resumed_is_bit_identical(device, tmp_path):
-    whole, half = (make(device, 20, 80, memory=0) for _ in range(2))
-    arrivals = Arrivals(20, 80)
-    drive((whole, half), arrivals, 70)
-    half.save(tmp_path / "half")
-    resumed = SecureAFL.load(tmp_path / "half", device=device)
-    drive((whole, resumed), arrivals, 50)
-    identical(resumed, whole)
-
-
 def test_the_number_of_threads_changes_nothing():
     one, two = (make("cpu", 20, 20_011, memory=0) for _ in range(2))
     same_on_any_threads(one, two, Arrivals(20, 20_011), 30)

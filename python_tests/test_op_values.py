@@ -116,7 +116,7 @@ OUTSIDE = {
     "short verdict": ("verdict", lambda v: v[:-8], r"verdict must have shape \(bytes,\) = \(64,\), got \(56,\)"),
     "flat changes": ("changes", lambda c: c[:, :1].flatten(), r"changes must have shape"),
     "changes of others": ("changes", lambda c: c.new_zeros(len(c), 1000), r"changes must have shape"),
-    "no words": ("arrived", lambda a: a[:2].contiguous(), r"arrived must have shape \(3,\) = \(3,\), got \(2,\)"),
+    "no words": ("arrived", lambda a: a[:2].contiguous(), r"arrived must have shape \(4,\) = \(4,\), got \(2,\)"),
     "now_row 99": ("now_row", 99, "now_row must lie in 0..11, got 99"),
     "next_row -1": ("next_row", -1, "next_row must lie in 0..11, got -1"),
     "odd planes": ("slots", lambda s: s.new_zeros(len(s), 5, *s.shape[2:]), "slots must hold 0 to 16 pairs"),

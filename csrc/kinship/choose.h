@@ -60,11 +60,6 @@ SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const Clie
     team.sync();
     add_counts(team, r, before, factor, tally);
     tally.below += walk.below(lists, factor);
-    SECUREAFL_NO_UNROLL
-    while (walk.more()) {
-      walk.fetch();
-      tally.below += walk.below(lists, factor);
-    }
     return tally;
   }
 }

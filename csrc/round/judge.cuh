@@ -15,7 +15,7 @@ constexpr int kPartsAtOnce = 2;     // of a block with enough warps
 constexpr int kMaxJudgeWarps = 16;  // of a block that decides
 
 inline int64_t judge_parts(int64_t d) {
-  constexpr int64_t kMost = 264;
+  constexpr int64_t kMost = 256;
   const int64_t wanted = (d + kPartThreads - 1) / kPartThreads;
   return wanted < 1 ? 1 : wanted < kMost ? wanted : kMost;
 }
@@ -36,27 +36,39 @@ struct JudgeTeam {
 // sums (kSums) += sums over the coordinates first, first + stride, ..
 __device__ __forceinline__ void add_coordinates(const Round& r, int32_t client, int64_t first, int64_t stride,
                                                 double (&sums)[kSums]) {
+  constexpr int kBatch = 4;                                 // coordinates that are loaded together
   const int bits = __ffs(static_cast<int>(r.columns)) - 1;  // columns: a power of two
-#pragma unroll 2
-  for (int64_t c = first; c < r.d; c += stride) {
-    const float* row = r.last + (((c >> bits) * 2 * r.n + client) << bits) + (c & (r.columns - 1));
-    const float g = r.update[c];
-    const float s = r.trained_on[c] - row[0], y = g - row[r.n << bits];
-    sums[kNonFinite] += !isfinite(g);
-    sums[kGG] += static_cast<double>(g) * g;
-    sums[kYY] += static_cast<double>(y) * y;
-    sums[kSS] += static_cast<double>(s) * s;
-    sums[kSY] += static_cast<double>(s) * y;
+  SECUREAFL_NO_UNROLL
+  for (; first < r.d; first += kBatch * stride) {
+    float g[kBatch], s[kBatch], y[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t c = first + i * stride;
+      const float* row = r.last + (((c >> bits) * 2 * r.n + client) << bits) + (c & (r.columns - 1));
+      const bool inside = c < r.d;  // values outside are 0: they change no sum
+      g[i] = inside ? r.update[c] : 0.0f;
+      s[i] = inside ? r.trained_on[c] - row[0] : 0.0f;
+      y[i] = inside ? g[i] - row[r.n << bits] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      sums[kNonFinite] += !isfinite(g[i]);
+      sums[kGG] += static_cast<double>(g[i]) * g[i];
+      sums[kYY] += static_cast<double>(y[i]) * y[i];
+      sums[kSS] += static_cast<double>(s[i]) * s[i];
+      sums[kSY] += static_cast<double>(s[i]) * y[i];
+    }
   }
 }
 
-// The parts of this block.      judged (kSums, parts)
-__device__ inline void sum_update(const Round& r, int parts, double* judged, JudgeMemory& memory) {
+// The parts of one of `blocks` blocks.      judged (kSums, parts)
+__device__ inline void sum_update(const Round& r, int parts, int block, int blocks, double* judged,
+                                  JudgeMemory& memory) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const int warps = warp.meta_group_size(), together = warps < kPartsAtOnce * kPartWarps ? 1 : kPartsAtOnce;
   const int32_t client = client_of(r);
   SECUREAFL_NO_UNROLL
-  for (int first = blockIdx.x * together; first < parts; first += gridDim.x * together) {
+  for (int first = block * together; first < parts; first += blocks * together) {
     SECUREAFL_NO_UNROLL
     for (int i = warp.meta_group_rank(); i < together * kPartWarps; i += warps) {
       const int part = first + i / kPartWarps;
@@ -83,24 +95,31 @@ __device__ inline void sum_update(const Round& r, int parts, double* judged, Jud
   }
 }
 
-// The verdict, from the contributions of all threads of a block to the tally and to the census of the other clients.
-// Only thread 0 gets it.
-__device__ inline Verdict decide_as_block(const Round& r, const ClientState& before, const double* sums,
-                                          const Tally& tally, const Census& others, JudgeMemory& memory) {
-  constexpr int kCount = 2 + Census::kNumbers;
+// Adds up the values over each warp, into the columns first, .. of memory.totals.
+template <int kCount>
+__device__ inline void add_up_warps(const int64_t (&values)[kCount], int first, JudgeMemory& memory) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
-  int64_t values[kCount] = {tally.below, tally.all};
-#pragma unroll
-  for (int i = 2; i < kCount; ++i) values[i] = others.of[i - 2];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int64_t part = cg::reduce(warp, values[i], cg::plus<int64_t>());
-    if (warp.thread_rank() == 0) memory.totals[warp.meta_group_rank()][i] = part;
+    const int64_t sum = cg::reduce(warp, values[i], cg::plus<int64_t>());
+    if (warp.thread_rank() == 0) memory.totals[warp.meta_group_rank()][first + i] = sum;
   }
+}
+
+// Run by one block: the verdict, which only thread 0 gets. others, tallied(): the contributions of this thread. tallied
+// is called after the census is added up, since it may have to wait for the sums.
+template <typename Tallied>
+__device__ inline Verdict decide_as_block(const Round& r, const ClientState& before, const double* sums,
+                                          const Census& others, JudgeMemory& memory, const Tallied& tallied) {
+  constexpr int kTally = Census::kNumbers;  // first column of the tally
+  const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
+  add_up_warps(others.of, 0, memory);
+  const Tally tally = tallied();
+  add_up_warps<2>({tally.below, tally.all}, kTally, memory);
   __syncthreads();
   if (warp.meta_group_rank() != 0) return {};
   const int lane = warp.thread_rank(), warps = warp.meta_group_size();
-  if (lane < kCount) {
+  if (lane < kTally + 2) {
     int64_t total = 0;
 #pragma unroll
     for (int w = 0; w < kMaxJudgeWarps; ++w) total += w < warps ? memory.totals[w][lane] : 0;
@@ -111,38 +130,38 @@ __device__ inline Verdict decide_as_block(const Round& r, const ClientState& bef
   const int64_t* totals = memory.totals[0];
   Census all{};
 #pragma unroll
-  for (int i = 2; i < kCount; ++i) all.of[i - 2] = totals[i];
-  return decide(r, before, sums, {totals[0], totals[1]}, all);
+  for (int i = 0; i < kTally; ++i) all.of[i] = totals[i];
+  return verdict_on(r, before, sums, {totals[kTally], totals[kTally + 1]}, all);
 }
 
-// Run by one block: adds up the parts, in order, and decides. Only thread 0 gets the verdict. wait(): returns in every
-// thread when all parts are there; what does not depend on them comes before.      judged (kSums, parts)   lists (n)
-template <typename Wait>
+// Run by one block: adds up the parts, in order, and decides. Only thread 0 gets the verdict; record_verdict must
+// follow, with memory.sums. wait(): returns in every thread when all parts are there; what does not depend on them
+// comes before. loaded(): called when the parts are in memory.sums.      judged (kSums, parts)   lists (n)
+template <typename Wait, typename Loaded>
 __device__ inline Verdict decide_together(const Round& r, const ClientState& before, int parts, const double* judged,
-                                          JudgeMemory& memory, FactorList* lists, const Wait& wait) {
-  constexpr int kBatch = 8;
+                                          JudgeMemory& memory, FactorList* lists, const Wait& wait,
+                                          const Loaded& loaded) {
+  constexpr int kBatch = 16;
   const JudgeTeam team;
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   FactorWalk<JudgeTeam, kBatch> walk(team, r, before);
   walk.fetch();
   Tally tally{0, weigh_lists(team, r, before, lists)};
   const Census others = census_of_others(team, r.presence, r.seen, r.n, before.client);
-  wait();
-  SECUREAFL_NO_UNROLL
-  for (int i = warp.meta_group_rank(); i < kSums; i += warp.meta_group_size()) {
-    const double sum = warp_sum(judged + i * parts, parts);
-    if (warp.thread_rank() == 0) memory.sums[i] = sum;
-  }
-  __syncthreads();  // all threads see the sums and the lists
-  const double factor = factor_of(before, memory.sums);
-  add_counts(team, r, before, factor, tally);
-  tally.below += walk.below(lists, factor);
-  SECUREAFL_NO_UNROLL
-  while (walk.more()) {
-    walk.fetch();
+  return decide_as_block(r, before, memory.sums, others, memory, [&] {
+    wait();
+    SECUREAFL_NO_UNROLL
+    for (int i = warp.meta_group_rank(); i < kSums; i += warp.meta_group_size()) {
+      const double sum = warp_sum(judged + i * parts, parts);
+      if (warp.thread_rank() == 0) memory.sums[i] = sum;
+    }
+    __syncthreads();  // all threads see the sums and the lists
+    loaded();
+    const double factor = factor_of(before, memory.sums);
+    add_counts(team, r, before, factor, tally);
     tally.below += walk.below(lists, factor);
-  }
-  return decide_as_block(r, before, memory.sums, tally, others, memory);
+    return tally;
+  });
 }
 
 }  // namespace secureafl::cuda

@@ -26,20 +26,18 @@ SECUREAFL_FN double factor_of(const ClientState& before, const double* sums) {
   return has_factor(sums, before.known) ? lipschitz_factor(sums[kYY], sums[kSS]) : NAN;
 }
 
-// From the sums over the update to the verdict; stores the factor in Q. Run by one thread. push_pair must follow.
-SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally,
-                            const Census& others) {
+// From the sums over the update to the verdict; counts the upload if it is stored. Run by one thread. record_verdict
+// and push_pair must follow.
+SECUREAFL_FN Verdict verdict_on(const Round& r, const ClientState& before, const double* sums, const Tally& tally,
+                                const Census& others) {
   const bool known = before.known;
-  const double factor = factor_of(before, sums);
-  const bool defined = has_factor(sums, known);
-  if (defined) record_factor(r, before, factor);
   Verdict v{};
   v.client = before.client;
   const int64_t rounding = r.lists > 1 ? r.lists * r.room : 0;  // each weight is rounded down, by less than 1
   v.reason = judge(sums, known, r.filter, exceeds_quantile(tally, r.quantile, rounding));
-  const bool accepted = accepts(v.reason), finite = v.reason != Reason::kNotFinite;
+  const bool accepted = accepts(v.reason);
   v.steps = accepted || !r.hold;
-  v.stored = r.store_all ? finite : accepted;
+  v.stored = r.store_all ? v.reason != Reason::kNotFinite : accepted;
   v.rate = v.stored ? r.lr * count_upload(r.presence, v.client, others) : r.lr;
   v.last_rate = r.lr;
   v.received = accepted && r.receive && r.presence.counts(true, v.client);  // an accepted update is stored
@@ -49,12 +47,26 @@ SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const dou
   v.y_scale = r.half ? half_scale(sums[kYY]) : 1.0f;
   v.s_scale = r.half ? half_scale(sums[kSS]) : 1.0f;
   v.slot = before.pairs == r.m ? before.oldest : before.pairs;
+  return v;
+}
+
+// Stores the factor in Q, the results and the counters. The rest of the round reads none of them. Run by one thread.
+SECUREAFL_FN void record_verdict(const Round& r, const ClientState& before, const double* sums, const Verdict& v) {
+  const double factor = factor_of(before, sums);
+  const bool accepted = accepts(v.reason);
+  if (has_factor(sums, before.known)) record_factor(r, before, factor);
   *r.accepted = accepted;
   *r.factor = factor;
   *r.reason = v.reason;
   r.counts[0] += accepted;
   r.counts[1] += !accepted;
-  r.counts[2] += !finite;
+  r.counts[2] += v.reason == Reason::kNotFinite;
+}
+
+SECUREAFL_FN Verdict decide(const Round& r, const ClientState& before, const double* sums, const Tally& tally,
+                            const Census& others) {
+  const Verdict v = verdict_on(r, before, sums, tally, others);
+  record_verdict(r, before, sums, v);
   return v;
 }
 

@@ -60,7 +60,7 @@ Outcome round(const char* op, const Carried& carried, const Tensor& update, cons
   if constexpr (Device::kHostReads) clients.check_values(check, n, m);
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   presence.check<Device>(check, n);
-  check.state("arrived", arrived, ScalarType::Int, "(3,)", {3});
+  check.state("arrived", arrived, ScalarType::Int, "(4,)", {4});
   check.trust(trust);
   if (trim < 0) refuse(op, "trim must be 0 or more, got ", trim);
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};

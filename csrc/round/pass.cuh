@@ -87,16 +87,20 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   int index = team * gridDim.x + blockIdx.x;  // the remaining tiles of the last turn are spread over all blocks
   ModelValues here, next_here;
   const auto start_copies = [&] { here = fetch(index, 0), next_here = fetch(index + stride, 1); };
+  const auto load_factors = [&] {
+#pragma unroll 8  // that many loads at a time
+    for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
+      factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
+    }
+  };
   const bool whole = scratch.parts > 0;
   if (!whole) {
     start_copies();
     pdl_wait();  // nothing above depends on the verdict
+    load_factors();
   }
-  const Verdict v = whole ? begin_round<P>(r, scratch, shared, start_copies) : *scratch.verdict;
+  const Verdict v = whole ? begin_round<P>(r, scratch, shared, load_factors, start_copies) : *scratch.verdict;
   const int client = v.client;
-  for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
-    factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
-  }
   find_members(r, v, P::kClients, members);
   __syncthreads();
   const Lanes<kThreads, kColumns> lanes{exchange};
@@ -222,7 +226,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     next_here = fetch(index + 2 * stride, buffer);
   }
 
-  if (whole && blockIdx.x == gridDim.x - 1 && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);
+  if (whole && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);
   // The teams of a block have processed different coordinates of the same rows: add up their sums, in order.
   __syncthreads();
   const PassSums at{n, kPairs};

@@ -16,15 +16,17 @@ static __global__ void judge_kernel(Round r, Scratch scratch) {
   __shared__ bool last;
   pdl_trigger();
   const ClientState before = client_state(r);
-  sum_update(r, gridDim.x, scratch.judged, memory);
+  sum_update(r, gridDim.x, blockIdx.x, gridDim.x, scratch.judged, memory);
   if (threadIdx.x == 0) {
     __threadfence();
     last = atomicInc(r.arrived, gridDim.x - 1) == gridDim.x - 1;  // wraps to zero for the next round
   }
   __syncthreads();
   if (!last) return;
-  const Verdict v = decide_together(r, before, gridDim.x, scratch.judged, memory, lists, [] {});
-  if (threadIdx.x == 0) *scratch.verdict = v;
+  const Verdict v = decide_together(r, before, gridDim.x, scratch.judged, memory, lists, [] {}, [] {});
+  if (threadIdx.x != 0) return;
+  *scratch.verdict = v;
+  record_verdict(r, before, memory.sums, v);
 }
 
 constexpr int kLastThreads = 256, kLastBlocksPerSm = 4;

@@ -23,8 +23,8 @@ struct Pass {
   static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
 
-  // Clients that a block renews at once. A large GPU has more blocks than clients, up to 128.
-  static constexpr int kRenewedAtOnce = kClients < 128 ? 1 : kClients < 512 ? 2 : 4;
+  // Clients that a block renews at once: all of its own on a GPU with 128 multiprocessors or more.
+  static constexpr int kRenewedAtOnce = kClients < 128 ? 1 : kClients < 512 ? (kClients + 127) / 128 : 4;
   // The factors of the pass, a multiple of 16 bytes; before them, in the same place, the memory of begin_round.
   static constexpr int kFactorBytes = 4 * kClients * kFactors;
   static constexpr int kBeginBytes = (begin_bytes(kClients, kPairs, kRenewedAtOnce) + 15) / 16 * 16;

@@ -102,8 +102,7 @@ class FactorWalk {
         list_(place_ / room_),
         offset_(place_ % room_) {}
 
-  SECUREAFL_FN bool more() const { return place_ < places_; }
-
+  // Loads the first batch. Call it early: the factors are waited for only in `below`.
   SECUREAFL_FN void fetch() {
     SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
@@ -112,8 +111,19 @@ class FactorWalk {
     }
   }
 
-  // Total weight of the factors of the batch that are below `factor`.
+  // Total weight of the factors of this thread that are below `factor`. fetch() comes before.
   SECUREAFL_FN int64_t below(const FactorList* lists, double factor) {
+    int64_t sum = below_in_batch(lists, factor);
+    SECUREAFL_NO_UNROLL
+    while (place_ < places_) {
+      fetch();
+      sum += below_in_batch(lists, factor);
+    }
+    return sum;
+  }
+
+ private:
+  SECUREAFL_FN int64_t below_in_batch(const FactorList* lists, double factor) {
     int64_t sum = 0;
     SECUREAFL_UNROLL
     for (int j = 0; j < kBatch; ++j) {
@@ -132,7 +142,6 @@ class FactorWalk {
     return sum;
   }
 
- private:
   Team team_;
   const double* factors_;
   uint32_t places_, room_, lists_each_, rest_, replaced_, place_, list_, offset_;

@@ -78,7 +78,9 @@ struct Round {
   double* seen_factors;  // (lists, room): each list is a ring buffer
   int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
-  unsigned* arrived;  // (3): blocks that have judged, and that have renewed clients, both zero between rounds; rounds
+  // (4): blocks that have judged, zero between rounds; rounds; blocks that have renewed clients, in even rounds and in
+  // odd ones, zero before them
+  unsigned* arrived;
   // (1 + kKeyRows, kKeysPerRow): the factors that a full list has no room for (factor_counts.h). Null: a full list is
   // overwritten.
   int64_t* factor_counts;

@@ -11,7 +11,7 @@ namespace secureafl::cuda {
 // Kernel of `refresh_`, one warp per client.
 static __global__ void refresh_kernel(Round r) {
   SECUREAFL_SHARED(double, shared);
-  solve_client(WarpTeam(), r, blockIdx.x, shared);
+  solve_client(WarpTeam(), r, blockIdx.x, client_products(r, blockIdx.x), shared);
 }
 
 constexpr int kSettleWarps = 16;

@@ -14,7 +14,7 @@ namespace secureafl::cuda {
 // One block per part.      judged (kSums, parts)
 static __global__ void update_sums_kernel(Round r, double* judged) {
   __shared__ JudgeMemory memory;
-  sum_update(r, gridDim.x, judged, memory);
+  sum_update(r, gridDim.x, blockIdx.x, gridDim.x, judged, memory);
 }
 
 // One warp per sum.      judged (kSums, parts)   out (kSums)
@@ -29,18 +29,20 @@ static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdi
   __shared__ FactorList lists[kMaxClients];
   const JudgeTeam team;
   const ClientState before = client_state(r);
+  FactorWalk<JudgeTeam, 4> walk(team, r, before);
+  walk.fetch();
   Tally tally{0, weigh_lists(team, r, before, lists)};
   const Census others = census_of_others(team, r.presence, r.seen, r.n, before.client);
-  __syncthreads();
-  const double factor = factor_of(before, sums);
-  add_counts(team, r, before, factor, tally);
-  for (FactorWalk<JudgeTeam, 4> walk(team, r, before); walk.more();) {
-    walk.fetch();
+  const Verdict v = decide_as_block(r, before, sums, others, memory, [&] {
+    const double factor = factor_of(before, sums);
+    add_counts(team, r, before, factor, tally);
+    __syncthreads();  // all threads see the lists
     tally.below += walk.below(lists, factor);
-  }
-  const Verdict v = decide_as_block(r, before, sums, tally, others, memory);
+    return tally;
+  });
   if (threadIdx.x != 0) return;
   *verdict = v;
+  record_verdict(r, before, sums, v);
   push_pair(r, v);
 }
 
@@ -68,8 +70,9 @@ static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const
   // slot(2m, k) is x(k)
   for (int j = team.rank(); j <= planes; j += WarpTeam::kSize) shared[j] = changes[at.slot(j, k)];
   team.sync();
-  renew_products(team, r, *verdict, k, shared, changes + at.own_x(0));
-  solve_client(team, r, k, shared + planes + 1);
+  const ClientProducts products = client_products(r, k);
+  renew_products(team, r, *verdict, k, products, shared, changes + at.own_x(0));
+  solve_client(team, r, k, products, shared + planes + 1);
 }
 
 void launch_update_sums(const Launcher& launch, int64_t parts, const Round& r, double* judged, double* out) {

@@ -50,8 +50,9 @@ inline void renew(const Round& r, const Verdict& v, const double* sums) {
   const PassSums at{r.n, r.m};
   for_clients(r, [&](int64_t k, double* scratch) {
     for (int64_t j = 0; j <= r.planes(); ++j) scratch[j] = sums[at.slot(j, k)];  // slot(2m, k) is x(k)
-    renew_products(Solo(), r, v, k, scratch, sums + at.own_x(0));
-    solve_client(Solo(), r, k, scratch);
+    const ClientProducts products = client_products(r, k);
+    renew_products(Solo(), r, v, k, products, scratch, sums + at.own_x(0));
+    solve_client(Solo(), r, k, products, scratch);
   });
 }
 
@@ -71,7 +72,7 @@ inline void step(const Round& r) {
 }
 
 inline void refresh(const Round& r) {
-  for_clients(r, [&](int64_t k, double* scratch) { solve_client(Solo(), r, k, scratch); });
+  for_clients(r, [&](int64_t k, double* scratch) { solve_client(Solo(), r, k, client_products(r, k), scratch); });
 }
 
 }  // namespace secureafl::cpu

@@ -136,11 +136,6 @@ static __global__ void __launch_bounds__(BlockTeam::kSize) sketch_tally_kernel(S
   Tally tally{};
   add_counts(GridTeam(), r, before, factor, tally);
   tally.below += walk.below(scratch.lists, factor);
-  SECUREAFL_NO_UNROLL
-  while (walk.more()) {
-    walk.fetch();
-    tally.below += walk.below(scratch.lists, factor);
-  }
   int64_t below_and_counted[] = {tally.below, tally.all};
   store_counts(scratch, kBelow, below_and_counted);
 }

@@ -78,7 +78,7 @@ class Fused:
         self.seen = zeros(n, dtype=torch.bool)
         self.factors, self.recorded, self.factor_counts = empty_factors(config, n, device)
         self.counts = zeros(len(COUNTS), dtype=torch.int64)
-        self._arrived = zeros(3, dtype=torch.int32)  # used by the op alone
+        self._arrived = zeros(4, dtype=torch.int32)  # used by the op alone
         self._verdict = zeros(_C.VERDICT_BYTES, dtype=torch.uint8)  # of the last round; it says if the end was left
         blocks = pass_blocks(self.last, n, m, config.history_dtype == "float16", tiles)
         self._changes = zeros(_C.pass_sums(n, m), blocks, dtype=torch.float64)  # the sums that the end needs, in parts

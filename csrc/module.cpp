@@ -1,5 +1,6 @@
 #include <Python.h>
 
+#include "kinship/kinship.h"
 #include "round/round.h"
 #include "round/tiles.h"
 
@@ -47,6 +48,14 @@ PyObject* tile_columns(PyObject*, PyObject* args) {
   return PyLong_FromLongLong(cuda ? secureafl::shape_of(clients, memory).columns : secureafl::kCpuColumns);
 }
 
+// (cuda, memory) -> the most clients that `step_` supports with so many pairs of each
+PyObject* most_clients(PyObject*, PyObject* args) {
+  int cuda = 0;
+  long long memory = 0;
+  if (!PyArg_ParseTuple(args, "pL:most_clients", &cuda, &memory)) return nullptr;
+  return PyLong_FromLongLong(cuda ? secureafl::most_gpu_clients(memory) : secureafl::kMaxClients);
+}
+
 // (clients, memory) -> number of sums that one pass makes and that ranks add up
 PyObject* pass_sums(PyObject*, PyObject* args) {
   long long clients = 0, memory = 0;
@@ -56,6 +65,7 @@ PyObject* pass_sums(PyObject*, PyObject* args) {
 
 PyMethodDef kFunctions[] = {{"build_info", build_info, METH_NOARGS, "What was built, as a dict."},
                             {"tile_columns", tile_columns, METH_VARARGS, "(cuda, clients, memory) -> int"},
+                            {"most_clients", most_clients, METH_VARARGS, "(cuda, memory) -> int"},
                             {"pass_sums", pass_sums, METH_VARARGS, "(clients, memory) -> int"},
                             {nullptr, nullptr, 0, nullptr}};
 
@@ -66,7 +76,7 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, kFunctions, nul
 PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&kModule);
   if (module == nullptr) return nullptr;
-  const bool failed = PyModule_AddIntConstant(module, "MOST_CLIENTS", secureafl::kMaxClients) ||
+  const bool failed = PyModule_AddIntConstant(module, "MOST_ROW_CLIENTS", secureafl::kMaxRowClients) ||
                       PyModule_AddIntConstant(module, "MOST_GPU_PAIRS", secureafl::kMaxGpuPairs) ||
                       PyModule_AddIntConstant(module, "VERDICT_BYTES", sizeof(secureafl::Verdict));
   if (!failed) return module;

@@ -7,7 +7,9 @@ from oracles import relative_error
 
 
 # n: around every edge of how rows are spread over threads (kShapes in csrc/round/tiles.h)
-@pytest.mark.parametrize("n", [1, 2, 7, 50, 64, 65, 128, 129, 224, 225, 300, 320, 321, 448, 449, 1000, 1024])
+@pytest.mark.parametrize(
+    "n", [1, 2, 7, 50, 64, 65, 128, 129, 224, 225, 300, 320, 321, 448, 449, 1000, 1024, 1025, 2049, 4096]
+)
 def test_any_number_of_clients(device, n):
     servers = pair(device, n, 70)
     drive(servers, Arrivals(n, 70), 30)

@@ -5,6 +5,8 @@ import torch
 from fused_rounds import HISTORIES, Arrivals, make
 
 from secureafl_ext import SecureAFL
+from secureafl_ext.config import Config
+from secureafl_ext.engines.fused import unsupported
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e30, 1e37])
@@ -41,7 +43,7 @@ def test_non_finite_and_huge_updates_leave_everything_finite(device, history):
     [
         ({"pairs": "rounds"}, "pairs='rounds'"),
         ({"memory": 0}, "memory=0 (there are no pairs)"),
-        ({"clients": 1025}, "clients=1025 (at most 1024)"),
+        ({"clients": 4097}, "clients=4097 (at most 4096)"),
         ({"rule": "krum"}, "rule='krum'"),
         ({"rule": "mean", "buckets": 2}, "rule='mean' with buckets=2"),
     ],
@@ -51,3 +53,17 @@ def test_float16_is_refused_where_no_round_has_it(device, settings, named):
     with pytest.raises(ValueError) as refusal:
         SecureAFL(torch.zeros(12, device=device), **arguments)
     assert str(refusal.value) == f"SecureAFL: history_dtype=float16 does not support {named}"
+
+
+@pytest.mark.parametrize(
+    ("clients", "memory", "named"),
+    [
+        (4097, 3, "clients=4097 (at most 4096)"),
+        (4097, 0, "clients=4097 (at most 4096)"),
+        (1025, 5, "clients=1025 (at most 1024)"),
+        (1025, 1, "clients=1025 (at most 1024)"),
+        (8, 6, "memory=6 on cuda (at most 5)"),
+    ],
+)
+def test_more_than_a_gpus_round_holds_is_known_without_one(clients, memory, named):
+    assert unsupported(Config(memory=memory), clients, torch.device("cuda")) == named

@@ -64,7 +64,7 @@ def test_equals_the_composed_round(device, rule, settings):
 
 # Around every edge of how rows are spread over threads, and of tiles
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("n", [5, 64, 65, 128, 129, 224, 225, 320, 321, 448, 449, 1024])
+@pytest.mark.parametrize("n", [5, 64, 65, 128, 129, 224, 225, 320, 321, 448, 449, 1024, 1025, 4096])
 def test_any_number_of_clients(device, n, rule):
     plain, ours = pair(device, n, 70, memory=0, probation=0, **rule)
     arrivals = Arrivals(n, 70)

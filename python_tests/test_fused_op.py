@@ -37,8 +37,8 @@ def test_state_that_does_not_fit_is_refused(device):
 def test_more_than_a_round_holds_is_refused():
     server = make("cpu", 4, 30)
     engine = server._engine
-    engine._past = torch.zeros(1, 6, 1025, 64), *engine._past[1:]
-    words = "step_: slots must hold 1 to 1024 clients and 0 to 16 pairs of each, got 1025 and 3"
+    engine._past = torch.zeros(1, 6, 4097, 64), *engine._past[1:]
+    words = "step_: slots must hold 1 to 4096 clients and 0 to 16 pairs of each, got 4097 and 3"
     with pytest.raises(RuntimeError, match=words):
         server.submit(0, torch.ones(30), 0)
 

@@ -13,6 +13,8 @@ from secureafl_ext.config import REASONS
 def uploaded(n, d, rounds, **settings):
     """(a server's state after so many rounds, and the clients)"""
     server, arrivals = make("cpu", n, d, **settings), Strange(n, d)
+    if n > 1024:  # too many to wait for the pairs of all; the first and the last of every row of threads are among them
+        arrivals.active = [k for k in range(n) if k % 512 in (0, 1, 300, 511) or k >= n - 2]
     for _ in range(rounds):
         server.submit(*arrivals.next(server))
     return server.state_dict(), arrivals
@@ -31,6 +33,7 @@ def uploaded(n, d, rounds, **settings):
         (3, 226, 21, F32),
         (3, 321, 21, F16),
         (3, 449, 11, F32),
+        *((3, 1025, 7, F32), (3, 2048, 5, F16), (3, 2049, 7, F16), (3, 4096, 5, F32)),
         (1, 12, 75, F16),
         (1, 32, 75, F32),
         (1, 50, 75, F16),
@@ -41,7 +44,7 @@ def uploaded(n, d, rounds, **settings):
         (5, 67, 21, F16),
         (5, 451, 11, F32),
         *((0, 1, 30, F32), (0, 20, 151, F32), (0, 50, 301, F32), (0, 66, 151, F32), (0, 129, 75, F32)),
-        *((0, 226, 21, F32), (0, 321, 21, F32), (0, 449, 11, F32)),
+        *((0, 226, 21, F32), (0, 321, 21, F32), (0, 449, 11, F32), (0, 1025, 7, F32), (0, 4093, 5, F32)),
     ],
     ids=str,
 )
@@ -55,6 +58,15 @@ def test_every_shape_and_rule(monkeypatch, memory, n, d, history):
         plain.load_state_dict(state), ours.load_state_dict(state)
         drive((plain, ours), arrivals, 2)
         agree(ours, plain)
+
+
+def test_every_shape_fits_the_shared_memory_of_a_large_gpu():
+    """227 KiB of a block. A GPU with 99 KiB has the rounds up to 448 clients, and is too small for more than 1,024."""
+    needs = kernels().min_shared_bytes
+    for half in (False, True):
+        assert all(needs(n, 3, half) <= 227 * 2**10 for n in (*range(4, 4096, 100), 1024, 2048, 2052, 4096))
+        assert all(needs(n, 3, half) <= 99 * 2**10 for n in (4, 64, 128, 320, 448))
+        assert all(needs(n, 3, half) > 99 * 2**10 for n in (1028, 2048, 2052, 4096))
 
 
 @pytest.mark.parametrize("memory", [3, 0])
@@ -102,6 +114,8 @@ def test_other_settings(monkeypatch, settings):
         (130, 21, {}),
         (130, 21, {"memory": 4}),
         (449, 7, {"history_dtype": F16}),
+        (1100, 7, {}),
+        (4000, 7, {}),
         (50, 301, {"memory": 0}),
         (449, 11, {"memory": 0}),
     ],

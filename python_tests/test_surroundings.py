@@ -97,6 +97,8 @@ def test_most_servers_fit_99_kilobytes():
     for n in (10, 50, 100, 300, 448):
         assert fits(like, n, 3, False) and fits(like, n, 3, False, 99 * 1024), n
     assert fits(like, 1024, 3, False) and not fits(like, 1024, 5, False, 20 * 1024)
+    for n in (1028, 2048, 4096):
+        assert not fits(like, n, 3, False, 99 * 1024) and fits(like, n, 3, False, 227 * 1024), n
 
 
 @needs_gpu

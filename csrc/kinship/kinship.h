@@ -13,6 +13,13 @@
 //   choose   on n and n x n numbers: the verdict, the updated mean similarities, the chosen clients, their weights
 //   step     over d: the weighted sum of the chosen rows, or the update alone; the next model, the client's new row
 
+namespace secureafl {
+
+// Of the rounds of row-wise rules: they keep the inner products of all clients, (n, n).
+constexpr int64_t kMaxRowClients = 1024;
+
+}  // namespace secureafl
+
 namespace secureafl::SECUREAFL_KIND {
 
 // The constants of secureafl_ext/kinship.py, in the same order.

@@ -4,7 +4,6 @@
 #include "common/tensors.h"
 #include "kinship/kinship.h"
 #include "round/check.h"
-#include "round/tiles.h"
 
 // The op kin_step_ for both devices, and the part of it that support_step_ shares. A Device has kin_step(round, like)
 // and kHostReads, as in round/ops_impl.h.
@@ -24,7 +23,7 @@ struct RowsState {
     check.shape("models", models, "(rows, d)", {-1, -1});
     check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
     const int64_t d = models.size(1), n = last_updates.size(0);
-    if (n < 1 || n > kMaxClients) refuse(op, "last_updates must hold 1 to ", kMaxClients, " clients, got ", n);
+    if (n < 1 || n > kMaxRowClients) refuse(op, "last_updates must hold 1 to ", kMaxRowClients, " clients, got ", n);
     check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
     check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
     check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});

@@ -21,7 +21,8 @@ class CudaRound {
 
   static int64_t columns(const char* op, int64_t n, int64_t m) {
     if (m < 0 || m > kMaxGpuPairs) refuse(op, "slots must hold 0 to ", kMaxGpuPairs, " pairs, got ", m);
-    if (n < 1 || n > kMaxClients) refuse(op, "slots must hold 1 to ", kMaxClients, " clients, got ", n);
+    const int64_t most = most_gpu_clients(m);
+    if (n < 1 || n > most) refuse(op, "slots must hold 1 to ", most, " clients with ", m, " pairs of each, got ", n);
     const int64_t columns = shape_of(n, m).columns;
     if (columns < 4 && n % 4 != 0) refuse(op, "slots must hold a multiple of 4 clients, got ", n);
     return columns;

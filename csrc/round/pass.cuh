@@ -52,26 +52,27 @@ struct ModelValues {
 };
 
 // A whole round with pairs (`step_`); of `apply_`, where the verdict is given, the pass alone. Each team processes its
-// tiles; the next tile is copied meanwhile. The copies of the first two start before the verdict.
+// tiles; with two buffers the next tile is copied meanwhile. The copies of the first ones start before the verdict.
 template <typename P>
 __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(Round r, Scratch scratch) {
   using S = typename P::Stored;
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
-  constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors;
+  constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors, kBuffers = P::kBuffers;
+  constexpr int kSharedFactors = P::kSharedFactors;
   SECUREAFL_SHARED(char, shared);
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles);
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
-  float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kFactors)
+  float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kSharedFactors)
   uint32_t* members = reinterpret_cast<uint32_t*>(shared + P::kFirstBytes);        // (kClients / 32)
-  uint32_t* exchange = members + P::kMemberBytes / 4;                              // (2, 8)
-  auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, 2)
-  char* stages = shared + P::kHeaderBytes;                                         // (teams, 2, stage)
+  uint32_t* exchange = members + P::kMemberBytes / 4;                              // (2, warps)
+  auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, kBuffers)
+  char* stages = shared + P::kHeaderBytes;                                         // (teams, kBuffers, stage)
   const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
-  const int stage_bytes = opaque(Stage<P>::bytes(n)), first_stage = opaque(team * 2 * stage_bytes);
+  const int stage_bytes = opaque(Stage<P>::bytes(n)), first_stage = opaque(team * kBuffers * stage_bytes);
   const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n); };
 
-  const TilePipeline<kThreads> pipeline(barriers + 2 * team, rank);
+  const TilePipeline<kThreads, kBuffers> pipeline(barriers + kBuffers * team, rank);
   __syncthreads();
   const int stride = gridDim.x * teams;
   const auto tile_at = [&](int i) { return static_cast<int64_t>(r.backwards ? tiles - 1 - i : i); };
@@ -86,11 +87,15 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   };
   int index = team * gridDim.x + blockIdx.x;  // the remaining tiles of the last turn are spread over all blocks
   ModelValues here, next_here;
-  const auto start_copies = [&] { here = fetch(index, 0), next_here = fetch(index + stride, 1); };
+  const auto start_copies = [&] {
+    here = fetch(index, 0);
+    if constexpr (kBuffers == 2) next_here = fetch(index + stride, 1);
+  };
   const auto load_factors = [&] {
 #pragma unroll 8  // that many loads at a time
-    for (int i = threadIdx.x; i < P::kClients * kFactors; i += blockDim.x) {
-      factors[i] = i < n * kFactors ? r.factors[i] : 0.0f;
+    for (int i = threadIdx.x; i < P::kClients * kSharedFactors; i += blockDim.x) {
+      const int from = kSharedFactors == kFactors ? i : i / kSharedFactors * kFactors + i % kSharedFactors;
+      factors[i] = from < n * kFactors ? r.factors[from] : 0.0f;
     }
   };
   const bool whole = scratch.parts > 0;
@@ -101,12 +106,20 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   }
   const Verdict v = whole ? begin_round<P>(r, scratch, shared, load_factors, start_copies) : *scratch.verdict;
   const int client = v.client;
+  float x_factors[kItems];  // those that are not in shared memory
+  if constexpr (kSharedFactors == kPlanes) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int k = lane + i * kLanes;
+      x_factors[i] = k < n ? r.factors[k * kFactors + kPlanes] : 0.0f;
+    }
+  }
   find_members(r, v, P::kClients, members);
   __syncthreads();
   const Lanes<kThreads, kColumns> lanes{exchange};
   ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
 
-  const float* own_factors = factors + lane * kFactors;
+  const float* own_factors = factors + lane * kSharedFactors;
   const float inverse_rate = static_cast<float>(1 / v.last_rate);
   float slot_sums[P::kSlotSums] = {}, x_sums[P::kXSums] = {};
   double own_x = 0, own_s = 0, own_y = 0, step_square = 0;
@@ -118,8 +131,8 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     index = tiles;
   }
   for (int turn = 0; index < tiles; index += stride, ++turn) {
-    const int buffer = turn % 2;
-    pipeline.wait(buffer, turn / 2);
+    const int buffer = turn % kBuffers;
+    pipeline.wait(buffer, turn / kBuffers);
     const Stage<P> stage = stage_at(buffer);
 
     const float received = here.update * v.clip;
@@ -131,9 +144,9 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
       old_g = stage.last[plane + client * kColumns + column];
     }
 
-    // Estimates of the clients lane, lane + kLanes, ..; then x = model - w replaces w in shared memory.
+    // Estimates of the clients lane, lane + kLanes, ..; then x = model - w replaces w in shared memory (kStoresX).
     uint32_t keys[kItems];
-    float x[kItems];
+    float x[P::kStoresX ? kItems : 1];
     const S* u[kPlanes];  // first client of this thread in each plane; the next ones follow at a distance of kThreads
 #pragma unroll
     for (int j = 0; j < kPlanes; ++j) u[j] = stage.slots + opaque(rank + j * plane);
@@ -143,10 +156,11 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     for (int i = 0; i < kItems; ++i) {
       float estimate = received;
       if (P::kPaddedReads || i * kLanes < left) {
-        float factor[kFactors];
-        load_row(own_factors + i * kLanes * kFactors, factor);
-        x[i] = here.model - w[i * kThreads];
-        estimate = g[i * kThreads] + factor[kPlanes] * x[i];
+        float factor[kSharedFactors];
+        load_row(own_factors + i * kLanes * kSharedFactors, factor);
+        const float moved = here.model - w[i * kThreads];
+        if constexpr (P::kStoresX) x[i] = moved;
+        estimate = g[i * kThreads] + (kSharedFactors > kPlanes ? factor[kSharedFactors - 2] : x_factors[i]) * moved;
 #pragma unroll
         for (int j = 0; j < kPlanes; ++j) estimate += factor[j] * to_float(u[j][i * kThreads]);
       }
@@ -156,6 +170,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     const int replaced = v.stored ? own : -1;  // a block has no barrier here: lane 0 may not have read these values yet
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
+      if (!P::kStoresX) break;
       if (P::kPaddedReads || (i * kLanes < left && i * kLanes != replaced)) w[i * kThreads] = x[i];
     }
 
@@ -202,6 +217,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     for (int q = 0; q < P::kXSums; ++q) {
       float row[kColumns];
       load_columns(x_rows + q * kThreads * kColumns, row);
+      if constexpr (!P::kStoresX) row[0] = here.model - row[0];  // of the client, if its row is new: not used
       x_sums[q] = add_dot(x_sums[q], row, steps);
     }
     if (v.stored && rank <= kPlanes) {
@@ -222,8 +238,8 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     }
     pipeline.release();
     team_sync<kThreads>();
-    here = next_here;
-    next_here = fetch(index + 2 * stride, buffer);
+    if constexpr (kBuffers == 2) here = next_here;
+    (kBuffers == 2 ? next_here : here) = fetch(index + kBuffers * stride, buffer);
   }
 
   if (whole && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);

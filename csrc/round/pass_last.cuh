@@ -11,8 +11,8 @@ namespace secureafl::cuda {
 
 // Kernel 1 of `step_` without pairs, one block per part: sums over the update, then the verdict by the last block.
 static __global__ void judge_kernel(Round r, Scratch scratch) {
+  SECUREAFL_SHARED(FactorList, lists);  // (r.lists)
   __shared__ JudgeMemory memory;
-  __shared__ FactorList lists[kMaxClients];
   __shared__ bool last;
   pdl_trigger();
   const ClientState before = client_state(r);
@@ -29,17 +29,23 @@ static __global__ void judge_kernel(Round r, Scratch scratch) {
   record_verdict(r, before, memory.sums, v);
 }
 
-constexpr int kLastThreads = 256, kLastBlocksPerSm = 4;
+// Threads of a block: a team, or as many teams as make 256. As many blocks as make 1024 threads of a multiprocessor.
+template <typename P>
+constexpr int kLastThreads = P::kThreads > 256 ? P::kThreads : 256;
+template <typename P>
+constexpr int kLastBlocksPerSm = 1024 / kLastThreads<P>;
 
 // The pass of a round without pairs, and its last kernel. Every last update is read once, so it goes straight into
 // registers; the other warps of a multiprocessor hide the wait. Last models are not read. The history is finite, so
 // ColumnRule::key is exact for values from there too.
 template <typename P>
-__global__ void __launch_bounds__(kLastThreads, kLastBlocksPerSm) last_pass_kernel(Round r, const Verdict* verdict) {
+__global__ void __launch_bounds__(kLastThreads<P>, kLastBlocksPerSm<P>)
+    last_pass_kernel(Round r, const Verdict* verdict) {
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
+  constexpr int kAll = kLastThreads<P>;  // of all teams
   __shared__ uint32_t exchange[2 * kThreads / 32], members[(P::kClients + 31) / 32];
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles), plane = n * kColumns;
-  const int team = threadIdx.x / kThreads, teams = kLastThreads / kThreads, rank = threadIdx.x % kThreads;
+  const int team = threadIdx.x / kThreads, teams = kAll / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns;
   pdl_wait();
   const Verdict v = *verdict;
@@ -49,7 +55,7 @@ __global__ void __launch_bounds__(kLastThreads, kLastBlocksPerSm) last_pass_kern
   const ColumnRule<kLanes, kItems> rule(lanes, lane, [&](int k) { return is_member(members, k); }, r.rule);
   const float inverse_lr = static_cast<float>(1 / r.lr);
   if (v.changes_nothing()) {  // so a flood of rejected updates does not cost a pass each
-    for (int64_t c = blockIdx.x * kLastThreads + threadIdx.x; c < r.d; c += gridDim.x * kLastThreads) {
+    for (int64_t c = blockIdx.x * kAll + threadIdx.x; c < r.d; c += gridDim.x * kAll) {
       r.next_model[c] = r.model[c];
     }
     return;

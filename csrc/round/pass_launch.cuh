@@ -17,7 +17,7 @@ constexpr int64_t shared_by_teams() {
 }
 template <typename P>
 int64_t shared_by_team(int64_t n) {
-  return 2 * Stage<P>::bytes(static_cast<int>(n));
+  return P::kBuffers * Stage<P>::bytes(static_cast<int>(n));
 }
 
 template <typename S>

@@ -18,15 +18,26 @@ struct Pass {
   static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
   // Maximum number of threads per block (all teams). Fewer if a thread needs many registers for its sums.
   static constexpr int kMaxThreads = kThreads > 32 ? kThreads : kSlotSums <= 24 ? 512 : kSlotSums <= 60 ? 384 : 256;
-  static constexpr int kBlocksPerSm = kThreads > 32 ? 2 : 1;  // blocks per multiprocessor
-  static constexpr bool kPaddedReads = kThreads == 32;        // see Stage
-  static constexpr int kExchangeBytes = 2 * 4 * 8, kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
+  static constexpr int kBlocksPerSm = kThreads == 256 ? 2 : 1;  // blocks per multiprocessor
+  static constexpr bool kPaddedReads = kThreads == 32;          // see Stage
+  static constexpr int kExchangeBytes = 2 * 4 * (kThreads > 256 ? kThreads / 32 : 8);
+  static constexpr int kBarrierBytes = 2 * 8 * (kMaxThreads / kThreads);
   using Stored = S;
 
-  // Clients that a block renews at once: all of its own on a GPU with 128 multiprocessors or more.
-  static constexpr int kRenewedAtOnce = kClients < 128 ? 1 : kClients < 512 ? (kClients + 127) / 128 : 4;
+  // With 3 pairs in float32 a client has 32 bytes in a tile of one column, and 32 bytes of factors. A block may have
+  // 227 KiB of shared memory.
+  //   2,048 clients: two tiles of 64 KiB and factors of 64 KiB, 192 KiB. The next tile is copied meanwhile.
+  //   4,096 clients: one tile of 128 KiB; the factors, 128 KiB too, do not fit. Those of the slots alone do: 96 KiB, in
+  //                  all 224 KiB. The factors of x are in registers. Nothing is copied meanwhile, except by the other
+  //                  blocks: they are at different places of their tiles.
+  static constexpr int kBuffers = kClients > 2048 ? 1 : 2;
+  static constexpr int kSharedFactors = kBuffers == 2 ? kFactors : kPlanes;  // of each client
+  static constexpr bool kStoresX = kBuffers == 2;  // in place of w; else registers are scarce, and x is computed twice
+
+  // Clients that a block renews at once: up to 1,024 all of its own on a GPU with 128 multiprocessors or more.
+  static constexpr int kRenewedAtOnce = kClients < 512 ? (kClients + 127) / 128 : kClients <= 1024 ? 4 : 16;
   // The factors of the pass, a multiple of 16 bytes; before them, in the same place, the memory of begin_round.
-  static constexpr int kFactorBytes = 4 * kClients * kFactors;
+  static constexpr int kFactorBytes = 4 * kClients * kSharedFactors;
   static constexpr int kBeginBytes = (begin_bytes(kClients, kPairs, kRenewedAtOnce) + 15) / 16 * 16;
   static constexpr int kFirstBytes = kFactorBytes > kBeginBytes ? kFactorBytes : kBeginBytes;
   static constexpr int kMemberBytes = (kClients + 127) / 128 * 128 / 8;  // a bit per client; a multiple of 16
@@ -51,9 +62,11 @@ struct Stage {
   }
   __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
   __host__ __device__ static int bytes(int n) {
-    const int ends[] = {slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns,  // of the estimates
-                        slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1),              // of the sums over slots
-                        slot_bytes(n) + 4 * P::kXSums * P::kThreads * P::kColumns};           // of the sums over x
+    const int ends[] = {
+        slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns,          // of the estimates
+        slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1),                      // of the sums over slots
+        slot_bytes(n) + 4 * P::kXSums * P::kThreads * P::kColumns,                    // of the sums over x
+        P::kBuffers == 2 ? 0 : 4 * (P::kPlanes + 1) * n + 8 * (3 * P::kPlanes + 2)};  // PassSums: at the end
     int most = 0;
     for (const int end : ends) most = end > most ? end : most;
     return (most + 127) / 128 * 128;
@@ -69,6 +82,8 @@ void dispatch_shape(const Shape& shape, const F& f) {
     if (shape.columns == 2) return f(Pass<kPairs, S, 32, 2, 8>());
     if (shape.items == 7) return f(Pass<kPairs, S, 32, 1, 7>());
     if (shape.items == 10) return f(Pass<kPairs, S, 32, 1, 10>());
+    if (shape.threads == 512 && shape.items == 4) return f(Pass<kPairs, S, 512, 1, 4>());
+    if (shape.threads == 512) return f(Pass<kPairs, S, 512, 1, 8>());
   }
   if (shape.columns == 4) return f(Pass<kPairs, S, 32, 4, 8>());
   if (shape.threads == 32) return f(Pass<kPairs, S, 32, 1, 14>());

@@ -25,8 +25,8 @@ static __global__ void add_up_kernel(const double* judged, int parts, double* ou
 
 // One block.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
+  SECUREAFL_SHARED(FactorList, lists);  // (r.lists)
   __shared__ JudgeMemory memory;
-  __shared__ FactorList lists[kMaxClients];
   const JudgeTeam team;
   const ClientState before = client_state(r);
   FactorWalk<JudgeTeam, 4> walk(team, r, before);
@@ -81,7 +81,7 @@ void launch_update_sums(const Launcher& launch, int64_t parts, const Round& r, d
 }
 
 void launch_decide(const Launcher& launch, const Round& r, const double* sums, Verdict* verdict) {
-  launch(decide_kernel, 1, kPartThreads, 0, r, sums, verdict);
+  launch(decide_kernel, 1, kPartThreads, r.lists * static_cast<int64_t>(sizeof(FactorList)), r, sums, verdict);
 }
 
 void launch_collect(const Launcher& launch, const Round& r, const Scratch& scratch, double* changes) {

@@ -5,7 +5,7 @@
 
 #include "round/copies.cuh"
 
-// Double-buffered copies of tiles into shared memory: the next tile is copied while the current one is processed. From
+// Copies of tiles into shared memory. With two buffers the next tile is copied while the current one is processed. From
 // compute capability 9.0 on, one thread issues bulk copies (TMA), and a barrier (mbarrier) in shared memory signals
 // their completion. On older GPUs each thread copies pieces of 16 bytes (cp.async) and waits for its own.
 
@@ -28,14 +28,14 @@ struct TileCopy {
 };
 
 // With bulk copies.
-template <int kThreads>
+template <int kThreads, int kBuffers>
 class BulkPipeline {
  public:
-  // barriers (2): those of this team. The caller must call __syncthreads() afterwards.
+  // barriers (kBuffers): those of this team. The caller must call __syncthreads() afterwards.
   __device__ BulkPipeline(uint64_t* barriers, int rank)
       : at_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))), rank_(rank) {
     if (rank != 0) return;
-    for (int buffer = 0; buffer < 2; ++buffer) mbarrier_init(at_ + 8 * buffer);
+    for (int buffer = 0; buffer < kBuffers; ++buffer) mbarrier_init(at_ + 8 * buffer);
     fence_mbarrier_init();
   }
 
@@ -53,10 +53,10 @@ class BulkPipeline {
   // Waits for the copies into a buffer. turn: number of earlier copies into it.
   __device__ void wait(int buffer, int turn) const { mbarrier_wait(at_ + 8 * buffer, turn & 1); }
 
-  // Waits for the first copies into the two buffers, those that were started: a block must not end before its copies.
+  // Waits for the first copies into the buffers, those that were started: a block must not end before its copies.
   __device__ void drain(bool first, bool second) const {
     if (first) wait(0, 0);
-    if (second) wait(1, 0);
+    if (kBuffers == 2 && second) wait(1, 0);
   }
 
   // Orders the accesses of the threads to a buffer before the next bulk copy into it.
@@ -68,7 +68,7 @@ class BulkPipeline {
 };
 
 // The same with cp.async.
-template <int kThreads>
+template <int kThreads, int kBuffers>
 class AsyncPipeline {
  public:
   __device__ AsyncPipeline(uint64_t*, int rank) : rank_(rank) {}
@@ -81,7 +81,8 @@ class AsyncPipeline {
     commit_copies();
   }
   __device__ void wait(int, int) const {
-    wait_copies_but_last_group();  // the last group is the next tile
+    if constexpr (kBuffers == 1) commit_copies();  // an empty group
+    wait_copies_but_last_group();                  // the last group is the next tile
     team_sync<kThreads>();
   }
   __device__ void drain(bool, bool) const {
@@ -95,14 +96,14 @@ class AsyncPipeline {
 };
 
 #ifdef SECUREAFL_EMULATED  // the seed decides: tests run both
-template <int kThreads>
-using TilePipeline = emulator::Either<BulkPipeline<kThreads>, AsyncPipeline<kThreads>, TileCopy>;
+template <int kThreads, int kBuffers>
+using TilePipeline = emulator::Either<BulkPipeline<kThreads, kBuffers>, AsyncPipeline<kThreads, kBuffers>, TileCopy>;
 #elif !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-template <int kThreads>
-using TilePipeline = BulkPipeline<kThreads>;
+template <int kThreads, int kBuffers>
+using TilePipeline = BulkPipeline<kThreads, kBuffers>;
 #else
-template <int kThreads>
-using TilePipeline = AsyncPipeline<kThreads>;
+template <int kThreads, int kBuffers>
+using TilePipeline = AsyncPipeline<kThreads, kBuffers>;
 #endif
 
 }  // namespace secureafl::cuda

@@ -68,16 +68,22 @@ struct Lanes {
       uint32_t* place = exchange + kWarps * (turn ^= 1);
       if (threadIdx.x % 32 == 0) place[threadIdx.x / 32] = value;
       __syncthreads();
-      value = place[0];
+      if constexpr (kWarps > 8) {  // every warp combines all values: a load of each would take longer
+        value = place[threadIdx.x % kWarps];
 #pragma unroll
-      for (int i = 1; i < kWarps; ++i) value = op(value, place[i]);
+        for (int step = 1; step < kWarps; step *= 2) value = op(value, __shfl_xor_sync(~0u, value, step));
+      } else {
+        value = place[0];
+#pragma unroll
+        for (int i = 1; i < kWarps; ++i) value = op(value, place[i]);
+      }
       return value;
     }
   }
 };
 
 // The keys of one coordinate, kItems in the registers of each lane. A Column for rank.h. Sum: the type of its sums. A
-// round uses float32, unlike the ops: a mean of at most 1024 rows. float64 would double the shuffles.
+// round uses float32, unlike the ops: a mean of at most 4096 rows. float64 would double the shuffles.
 template <typename Lanes, int kItems, typename Sum = float>
 struct RegisterColumn {
   const Lanes& lanes;

@@ -82,8 +82,13 @@ inline void mbarrier_expect(uint32_t barrier, int bytes) {
   Mbarrier::at(barrier).arrived = 1;
   Mbarrier::at(barrier).add(bytes);
 }
-// Completes the copies that the barrier counts. Aborts if no thread has started them yet.
+// Waits until a thread has started the copies that the barrier counts, and completes them.
 inline void mbarrier_wait(uint32_t barrier, int parity) {
+  const auto there = [=] { return Mbarrier::at(barrier).arrived != 0 || Mbarrier::at(barrier).phase % 2 != parity; };
+  if (!there()) {
+    emulator::grid->current->there = there;
+    emulator::wait(emulator::Waits::kForWord);
+  }
   auto& copies = emulator::grid->block->bulk_copies;
   for (size_t i = 0; i < copies.size() && Mbarrier::at(barrier).phase % 2 == parity;) {
     if (copies[i].barrier != barrier) {

@@ -87,6 +87,10 @@ extern "C" int64_t pass_blocks(int64_t n, int64_t m, bool half, int64_t tiles) {
   return (half ? plan<__half>(r) : plan<float>(r)).blocks;
 }
 
+extern "C" int64_t min_shared_bytes(int64_t n, int64_t m, bool half) {
+  return half ? cuda::min_shared_bytes<__half>(n, m) : cuda::min_shared_bytes<float>(n, m);
+}
+
 extern "C" void refresh(void** at, const int64_t* whole, const double* real, unsigned seed) {
   Reader tensor{at};
   Round r{};

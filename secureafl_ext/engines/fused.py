@@ -20,7 +20,9 @@ CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # of each 
 
 def unsupported(config: Config, clients: int, device: torch.device) -> str | None:
     """The setting that the fused round does not support, for an error message; None if it supports all."""
-    most_pairs = _C.MOST_GPU_PAIRS if device.type == "cuda" else 16
+    on_gpu = device.type == "cuda"
+    most_pairs = _C.MOST_GPU_PAIRS if on_gpu else 16
+    most_clients = _C.most_clients(on_gpu, config.memory)
     conflicts = {
         f"rule={config.rule!r}" + f" with buckets={config.buckets}" * (config.buckets > 1): config.row_wise,
         f"pairs={config.pairs!r}": config.pairs != "received",
@@ -28,7 +30,7 @@ def unsupported(config: Config, clients: int, device: torch.device) -> str | Non
         f"memory={config.memory} on {device.type} (at most {most_pairs})": config.memory > most_pairs,
         "memory=0 (there are no pairs)": config.history_dtype == "float16" and not config.memory,
         f"quorum={config.quorum}": config.quorum > 0,
-        f"clients={clients} (at most {_C.MOST_CLIENTS})": clients > _C.MOST_CLIENTS,
+        f"clients={clients} (at most {most_clients})": clients > most_clients,
         f"a model on {device.type}": device.type not in ("cpu", "cuda"),
     }
     found = next((setting for setting, conflict in conflicts.items() if conflict), None)

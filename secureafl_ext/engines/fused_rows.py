@@ -13,7 +13,7 @@ from .presence import settings_of
 def plain(config: Config, clients: int, device: torch.device) -> bool:
     """Whether the rows are the last updates, on a device with kernels."""
     uncorrected = config.memory == 0 and config.estimate and config.history_dtype == "float32"
-    return uncorrected and clients <= _C.MOST_CLIENTS and device.type in ("cpu", "cuda")
+    return uncorrected and clients <= _C.MOST_ROW_CLIENTS and device.type in ("cpu", "cuda")
 
 
 class FusedRows(Composed):

@@ -77,7 +77,6 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&kModule);
   if (module == nullptr) return nullptr;
   const bool failed = PyModule_AddIntConstant(module, "MOST_ROW_CLIENTS", secureafl::kMaxRowClients) ||
-                      PyModule_AddIntConstant(module, "MOST_GPU_PAIRS", secureafl::kMaxGpuPairs) ||
                       PyModule_AddIntConstant(module, "VERDICT_BYTES", sizeof(secureafl::Verdict));
   if (!failed) return module;
   Py_DECREF(module);

@@ -30,6 +30,7 @@ def test_any_number_of_parameters(device, d):
         {"memory": 2},
         {"memory": 4},
         {"memory": 5},
+        {"memory": 9},
         {"rule": "mean"},
         {"rule": "trimmed_mean", "trim": 2},
         {"rule": "trimmed_mean", "trim": 2},
@@ -57,9 +58,9 @@ def test_every_setting(device, settings):
         assert abs(ours["capped"] - theirs["capped"]) <= 2 and abs(ours["fallbacks"] - theirs["fallbacks"]) <= 2
 
 
-def test_a_long_memory():
-    """More pairs than a GPU's round holds; two clients, so that they come together."""
-    servers = pair("cpu", 2, 200, memory=16, filter=False)
+def test_a_long_memory(device):
+    """Two clients, so that all pairs come together."""
+    servers = pair(device, 2, 200, memory=16, filter=False)
     drive(servers, Arrivals(2, 200), 48)
     assert servers[1].state_dict()["pairs"].tolist() == [16, 16]
     close(servers[1].state_dict(), servers[0].state_dict())

@@ -60,9 +60,10 @@ def test_float16_is_refused_where_no_round_has_it(device, settings, named):
     [
         (4097, 3, "clients=4097 (at most 4096)"),
         (4097, 0, "clients=4097 (at most 4096)"),
-        (1025, 5, "clients=1025 (at most 1024)"),
-        (1025, 1, "clients=1025 (at most 1024)"),
-        (8, 6, "memory=6 on cuda (at most 5)"),
+        (1025, 5, "clients=1025 (at most 1024 with memory=5 on cuda)"),
+        (1025, 1, "clients=1025 (at most 1024 with memory=1 on cuda)"),
+        (513, 6, "clients=513 (at most 512 with memory=6 on cuda)"),
+        (513, 16, "clients=513 (at most 512 with memory=16 on cuda)"),
     ],
 )
 def test_more_than_a_gpus_round_holds_is_known_without_one(clients, memory, named):

@@ -49,7 +49,7 @@ def test_the_engine_is_the_fused_one(device, rule):
 
 def test_what_is_not_fused_has_a_name():
     cuda = torch.device("cuda")
-    assert fused.unsupported(Config(memory=6), 6, cuda) == "memory=6 on cuda (at most 5)"
+    assert fused.unsupported(Config(memory=6), 600, cuda) == "clients=600 (at most 512 with memory=6 on cuda)"
     assert fused.unsupported(Config(memory=0, quorum=0.5), 6, cuda) == "quorum=0.5"
 
 

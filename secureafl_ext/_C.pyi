@@ -2,7 +2,6 @@
 """Types of the binary module (csrc/module.cpp)."""
 
 MOST_ROW_CLIENTS: int
-MOST_GPU_PAIRS: int
 VERDICT_BYTES: int
 
 def build_info() -> dict[str, str | None]: ...

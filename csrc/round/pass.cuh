@@ -57,20 +57,21 @@ template <typename P>
 __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(Round r, Scratch scratch) {
   using S = typename P::Stored;
   constexpr int kThreads = P::kThreads, kColumns = P::kColumns, kItems = P::kItems, kLanes = P::kLanes;
-  constexpr int kPlanes = P::kPlanes, kPairs = kPlanes / 2, kFactors = P::kFactors, kBuffers = P::kBuffers;
+  constexpr int kPlanes = P::kPlanes, kFactors = P::kFactors, kBuffers = P::kBuffers;
   constexpr int kSharedFactors = P::kSharedFactors;
   SECUREAFL_SHARED(char, shared);
   const int n = static_cast<int>(r.n), tiles = static_cast<int>(r.tiles);
+  const int planes = P::kAnyPairs ? 2 * static_cast<int>(r.m) : kPlanes, pairs = planes / 2;
   const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
   const int lane = rank / kColumns, column = rank % kColumns, plane = n * kColumns;
-  float* factors = reinterpret_cast<float*>(shared);                               // (kClients, kSharedFactors)
+  float* factors = reinterpret_cast<float*>(shared);  // (kClients, kSharedFactors), or (planes + 1, kClients)
   uint32_t* members = reinterpret_cast<uint32_t*>(shared + P::kFirstBytes);        // (kClients / 32)
   uint32_t* exchange = members + P::kMemberBytes / 4;                              // (2, warps)
   auto* barriers = reinterpret_cast<uint64_t*>(exchange + P::kExchangeBytes / 4);  // (teams, kBuffers)
   char* stages = shared + P::kHeaderBytes;                                         // (teams, kBuffers, stage)
-  const int slot_bytes = Stage<P>::slot_bytes(n), last_bytes = Stage<P>::last_bytes(n);
-  const int stage_bytes = opaque(Stage<P>::bytes(n)), first_stage = opaque(team * kBuffers * stage_bytes);
-  const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n); };
+  const int slot_bytes = Stage<P>::slot_bytes(n, planes), last_bytes = Stage<P>::last_bytes(n);
+  const int stage_bytes = opaque(Stage<P>::bytes(n, planes)), first_stage = opaque(team * kBuffers * stage_bytes);
+  const auto stage_at = [&](int buffer) { return Stage<P>(stages + first_stage + buffer * stage_bytes, n, planes); };
 
   const TilePipeline<kThreads, kBuffers> pipeline(barriers + kBuffers * team, rank);
   __syncthreads();
@@ -92,8 +93,12 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     if constexpr (kBuffers == 2) next_here = fetch(index + stride, 1);
   };
   const auto load_factors = [&] {
+    for (int i = threadIdx.x; P::kAnyPairs && i < (planes + 1) * P::kClients; i += blockDim.x) {
+      const int j = i / P::kClients, k = i % P::kClients;
+      factors[i] = k < n ? r.factors[k * (planes + 2) + j] : 0.0f;
+    }
 #pragma unroll 8  // that many loads at a time
-    for (int i = threadIdx.x; i < P::kClients * kSharedFactors; i += blockDim.x) {
+    for (int i = threadIdx.x; !P::kAnyPairs && i < P::kClients * kSharedFactors; i += blockDim.x) {
       const int from = kSharedFactors == kFactors ? i : i / kSharedFactors * kFactors + i % kSharedFactors;
       factors[i] = from < n * kFactors ? r.factors[from] : 0.0f;
     }
@@ -155,7 +160,17 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       float estimate = received;
-      if (P::kPaddedReads || i * kLanes < left) {
+      if constexpr (P::kAnyPairs) {
+        if (i * kLanes < left) {
+          const float* factor = factors + lane + i * kLanes;  // those of a client are kClients apart
+          x[i] = here.model - w[i * kThreads];
+          estimate = g[i * kThreads] + factor[planes * P::kClients] * x[i];
+#pragma unroll 4
+          for (int j = 0; j < planes; ++j) {
+            estimate += factor[j * P::kClients] * to_float(stage.slots[rank + i * kThreads + j * plane]);
+          }
+        }
+      } else if (P::kPaddedReads || i * kLanes < left) {
         float factor[kSharedFactors];
         load_row(own_factors + i * kLanes * kSharedFactors, factor);
         const float moved = here.model - w[i * kThreads];
@@ -187,16 +202,16 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
       if (v.stored) {  // replaces the row of the client, in shared memory and in the history
         const int at = client * kColumns + column;
         float* last = r.last + tile * 2 * plane + at;
-        S* slots = static_cast<S*>(r.slots) + tile * kPlanes * plane + at;
+        S* slots = static_cast<S*>(r.slots) + tile * planes * plane + at;
         last[0] = here.trained_on;
         last[plane] = received;
         stage.last[at] = next - here.trained_on;
         if (v.pushed) {
           const float y = (received - old_g) / v.y_scale, s = (here.trained_on - old_w) / v.s_scale;
           store(slots + v.slot * plane, y);
-          store(slots + (kPairs + v.slot) * plane, s);
+          store(slots + (pairs + v.slot) * plane, s);
           store(stage.slots + v.slot * plane + at, y);
-          store(stage.slots + (kPairs + v.slot) * plane + at, s);
+          store(stage.slots + (pairs + v.slot) * plane + at, s);
         }
       }
     }
@@ -209,6 +224,7 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
     const float* x_rows = stage.last + rank * kColumns;
 #pragma unroll
     for (int q = 0; q < P::kSlotSums; ++q) {
+      if (P::kAnyPairs && q * kThreads >= planes * n) break;
       float row[kColumns];
       load_columns(slot_rows + q * kThreads * kColumns, row);
       slot_sums[q] = add_dot(slot_sums[q], row, steps);
@@ -220,17 +236,17 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
       if constexpr (!P::kStoresX) row[0] = here.model - row[0];  // of the client, if its row is new: not used
       x_sums[q] = add_dot(x_sums[q], row, steps);
     }
-    if (v.stored && rank <= kPlanes) {
+    if (v.stored && rank <= planes) {
       const auto own_row = [&](int j, float (&out)[kColumns]) {
-        if (j == kPlanes) return load_columns(stage.last + client * kColumns, out);
+        if (j == planes) return load_columns(stage.last + client * kColumns, out);
         load_columns(stage.slots + (j * n + client) * kColumns, out);
       };
       float row[kColumns], with[kColumns];
       own_row(rank, row);
-      own_row(kPlanes, with);
+      own_row(planes, with);
       own_x += add_dot(0.0f, row, with);
       if (v.pushed) {
-        own_row(kPairs + v.slot, with);
+        own_row(pairs + v.slot, with);
         own_s += add_dot(0.0f, row, with);
         own_row(v.slot, with);
         own_y += add_dot(0.0f, row, with);
@@ -245,24 +261,24 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   if (whole && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);
   // The teams of a block have processed different coordinates of the same rows: add up their sums, in order.
   __syncthreads();
-  const PassSums at{n, kPairs};
+  const PassSums at{n, pairs};
   const int rows = static_cast<int>(at.own_x(0)), count = static_cast<int>(at.count()), owned = count - rows;
   double* own = reinterpret_cast<double*>(stages);                // (teams, owned)
   float* staged = reinterpret_cast<float*>(own + teams * owned);  // (teams, rows)
 #pragma unroll
   for (int q = 0; q < P::kSlotSums; ++q) {
     const int row = rank + q * kThreads;
-    if (row < kPlanes * n) staged[team * rows + row] = slot_sums[q];
+    if (row < planes * n) staged[team * rows + row] = slot_sums[q];
   }
 #pragma unroll
   for (int q = 0; q < P::kXSums; ++q) {
     const int k = rank + q * kThreads;
-    if (k < n) staged[team * rows + kPlanes * n + k] = x_sums[q];
+    if (k < n) staged[team * rows + planes * n + k] = x_sums[q];
   }
-  if (rank <= kPlanes) own[team * owned + rank] = own_x;
-  if (rank < kPlanes) {
-    own[team * owned + kPlanes + 1 + rank] = own_s;
-    own[team * owned + 2 * kPlanes + 1 + rank] = own_y;
+  if (rank <= planes) own[team * owned + rank] = own_x;
+  if (rank < planes) {
+    own[team * owned + planes + 1 + rank] = own_s;
+    own[team * owned + 2 * planes + 1 + rank] = own_y;
   }
 #pragma unroll
   for (int distance = 1; distance < kColumns; distance *= 2) {

@@ -16,8 +16,8 @@ constexpr int64_t shared_by_teams() {
   return P::kHeaderBytes;
 }
 template <typename P>
-int64_t shared_by_team(int64_t n) {
-  return P::kBuffers * Stage<P>::bytes(static_cast<int>(n));
+int64_t shared_by_team(int64_t n, int64_t m) {
+  return P::kBuffers * Stage<P>::bytes(static_cast<int>(n), static_cast<int>(2 * m));
 }
 
 template <typename S>
@@ -26,7 +26,7 @@ int64_t min_shared_bytes(int64_t n, int64_t m) {
   if (m == 0) return bytes;
   dispatch_pass<S>(n, m, [&](auto pass) {
     using P = decltype(pass);
-    bytes = shared_by_teams<P>() + shared_by_team<P>(n);
+    bytes = shared_by_teams<P>() + shared_by_team<P>(n, m);
   });
   return bytes;
 }
@@ -38,7 +38,7 @@ PassPlan plan_pass(const Launcher& launch, const Round& r) {
   if (r.m == 0) return plan;  // launch_last_pass needs none
   dispatch_pass<S>(r.n, r.m, [&](auto pass) {
     using P = decltype(pass);
-    const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n);
+    const int64_t fixed = shared_by_teams<P>(), each_team = shared_by_team<P>(r.n, r.m);
     const int64_t most = launch.max_shared_bytes(), fed = (most - fixed) / each_team,
                   most_teams = P::kMaxThreads / P::kThreads;
     const int64_t teams = fed < most_teams ? fed : most_teams;

@@ -8,12 +8,13 @@
 namespace secureafl::cuda {
 
 // Compile-time shape of one pass. Each thread of a team sums over its own rows during the whole kernel, so sums are
-// combined between threads only at the end.
+// combined between threads only at the end. kAnyPairs: kPairs is only the most; the number itself is known at run time.
 template <int kPairs, typename S, int kThreads_, int kColumns_, int kItems_>
 struct Pass {
   static constexpr int kThreads = kThreads_, kColumns = kColumns_, kItems = kItems_;
   static constexpr int kPlanes = 2 * kPairs, kFactors = kPlanes + 2, kLanes = kThreads / kColumns;
   static constexpr int kClients = kLanes * kItems;
+  static constexpr bool kAnyPairs = kPairs > kFewPairs;
   static constexpr int kSlotSums = (kPlanes * kClients + kThreads - 1) / kThreads;
   static constexpr int kXSums = (kClients + kThreads - 1) / kThreads;
   // Maximum number of threads per block (all teams). Fewer if a thread needs many registers for its sums.
@@ -30,6 +31,8 @@ struct Pass {
   //   4,096 clients: one tile of 128 KiB; the factors, 128 KiB too, do not fit. Those of the slots alone do: 96 KiB, in
   //                  all 224 KiB. The factors of x are in registers. Nothing is copied meanwhile, except by the other
   //                  blocks: they are at different places of their tiles.
+  // With 16 pairs, 136 bytes each: 512 clients, two tiles of 68 KiB and factors of 68 KiB, 204 KiB. With kAnyPairs the
+  // factors are stored by plane, so that threads read different banks.
   static constexpr int kBuffers = kClients > 2048 ? 1 : 2;
   static constexpr int kSharedFactors = kBuffers == 2 ? kFactors : kPlanes;  // of each client
   static constexpr bool kStoresX = kBuffers == 2;  // in place of w; else registers are scarce, and x is computed twice
@@ -50,23 +53,24 @@ struct Pass {
 template <typename P>
 struct Stage {
   using S = typename P::Stored;
-  S* slots;     // (2m, n, kColumns)
+  S* slots;     // (planes, n, kColumns), planes = 2m
   float* last;  // (2, n, kColumns): w, g; then padding
 
-  __device__ Stage(char* at, int n) {
+  __device__ Stage(char* at, int n, int planes) {
     slots = reinterpret_cast<S*>(at);
-    last = reinterpret_cast<float*>(at + slot_bytes(n));
+    last = reinterpret_cast<float*>(at + slot_bytes(n, planes));
   }
-  __host__ __device__ static int slot_bytes(int n) {
-    return P::kPlanes * n * P::kColumns * static_cast<int>(sizeof(S));
+  __host__ __device__ static int slot_bytes(int n, int planes) {
+    return planes * n * P::kColumns * static_cast<int>(sizeof(S));
   }
   __host__ __device__ static int last_bytes(int n) { return 8 * n * P::kColumns; }
-  __host__ __device__ static int bytes(int n) {
+  __host__ __device__ static int bytes(int n, int planes) {
+    const int slot_sums = P::kAnyPairs ? planes * n + P::kThreads : P::kSlotSums * P::kThreads;  // rows read for them
     const int ends[] = {
-        slot_bytes(n) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns,          // of the estimates
-        slot_bytes(P::kSlotSums * P::kThreads / P::kPlanes + 1),                      // of the sums over slots
-        slot_bytes(n) + 4 * P::kXSums * P::kThreads * P::kColumns,                    // of the sums over x
-        P::kBuffers == 2 ? 0 : 4 * (P::kPlanes + 1) * n + 8 * (3 * P::kPlanes + 2)};  // PassSums: at the end
+        slot_bytes(n, planes) + last_bytes(n) + 4 * (P::kClients - n) * P::kColumns,           // of the estimates
+        slot_bytes(slot_sums / planes + 1, planes),                                            // of the sums over slots
+        slot_bytes(n, planes) + 4 * P::kXSums * P::kThreads * P::kColumns,                     // of the sums over x
+        P::kBuffers == 2 && !P::kAnyPairs ? 0 : 4 * (planes + 1) * n + 8 * (3 * planes + 2)};  // PassSums: at the end
     int most = 0;
     for (const int end : ends) most = end > most ? end : most;
     return (most + 127) / 128 * 128;
@@ -97,7 +101,8 @@ void dispatch_pass(int64_t n, int64_t m, const F& f) {
     case 2: return dispatch_shape<2, S>(shape, f);
     case 3: return dispatch_shape<3, S>(shape, f);
     case 4: return dispatch_shape<4, S>(shape, f);
-    default: dispatch_shape<5, S>(shape, f);
+    case 5: return dispatch_shape<5, S>(shape, f);
+    default: f(Pass<kMaxGpuPairs, S, 512, 1, 1>());
   }
 }
 

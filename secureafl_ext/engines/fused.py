@@ -20,17 +20,15 @@ CARRIED = ("oldest", "scales", "gram", "along", "weights", "status")  # of each 
 
 def unsupported(config: Config, clients: int, device: torch.device) -> str | None:
     """The setting that the fused round does not support, for an error message; None if it supports all."""
-    on_gpu = device.type == "cuda"
-    most_pairs = _C.MOST_GPU_PAIRS if on_gpu else 16
-    most_clients = _C.most_clients(on_gpu, config.memory)
+    most = _C.most_clients(device.type == "cuda", config.memory)
+    why = f" with memory={config.memory} on cuda" * (most < _C.most_clients(False, config.memory))
     conflicts = {
         f"rule={config.rule!r}" + f" with buckets={config.buckets}" * (config.buckets > 1): config.row_wise,
         f"pairs={config.pairs!r}": config.pairs != "received",
         f"history_dtype={config.history_dtype}": config.history_dtype == "float64",
-        f"memory={config.memory} on {device.type} (at most {most_pairs})": config.memory > most_pairs,
         "memory=0 (there are no pairs)": config.history_dtype == "float16" and not config.memory,
         f"quorum={config.quorum}": config.quorum > 0,
-        f"clients={clients} (at most {most_clients})": clients > most_clients,
+        f"clients={clients} (at most {most}{why})": clients > most,
         f"a model on {device.type}": device.type not in ("cpu", "cuda"),
     }
     found = next((setting for setting, conflict in conflicts.items() if conflict), None)

@@ -141,7 +141,7 @@ template <typename Wait, typename Loaded>
 __device__ inline Verdict decide_together(const Round& r, const ClientState& before, int parts, const double* judged,
                                           JudgeMemory& memory, FactorList* lists, const Wait& wait,
                                           const Loaded& loaded) {
-  constexpr int kBatch = 16;
+  constexpr int kBatch = 8;
   const JudgeTeam team;
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   FactorWalk<JudgeTeam, kBatch> walk(team, r, before);

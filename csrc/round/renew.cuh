@@ -26,7 +26,7 @@ struct ProductsCopy {
   __device__ void load(const ClientProducts& from) const {
     const int lane = WarpTeam().rank(), squares = packed(2 * m, 0), count = squares + 2 * m + 2;
     const float scale = lane < 2 * m ? from.scales[lane] : 0.0f;
-#pragma unroll 3
+    SECUREAFL_NO_UNROLL
     for (int i = lane; i < count; i += WarpTeam::kSize) at[i] = i < squares ? from.gram[i] : from.along[i - squares];
     if (lane < 2 * m) scales()[lane] = scale;
     if (lane < 3) numbers()[lane] = lane == 0 ? from.pairs : lane == 1 ? from.oldest : from.seen;
@@ -35,8 +35,10 @@ struct ProductsCopy {
   // Run by a warp.
   __device__ void store(const ClientProducts& to, bool with_gram) const {
     const int lane = WarpTeam().rank();
+    SECUREAFL_NO_UNROLL
     for (int i = lane; i < 2 * m + 2; i += WarpTeam::kSize) to.along[i] = along()[i];
     if (!with_gram) return;
+    SECUREAFL_NO_UNROLL
     for (int i = lane; i < packed(2 * m, 0); i += WarpTeam::kSize) to.gram[i] = at[i];
   }
 };

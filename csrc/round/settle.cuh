@@ -27,7 +27,7 @@ static __global__ void settle_kernel(Round r, Verdict* verdict, const double* ch
 
 inline void launch_settle(const Launcher& launch, const Round& r, Verdict* verdict, const double* changes,
                           int64_t blocks) {
-  // 16 pairs of a client take 14 KB: fewer clients at once on a GPU with 99 KB.
+  // 16 pairs of a client take 19 KB: fewer clients at once on a GPU with 99 KB.
   const int64_t each = renew_scratch(static_cast<int>(r.m)) * static_cast<int64_t>(sizeof(double));
   const int64_t fed = launch.max_shared_bytes() / each, at_once = fed < kSettleWarps ? fed : kSettleWarps;
   launch(settle_kernel, 1, 32 * kSettleWarps, at_once * each, r, verdict, changes, static_cast<int>(blocks),

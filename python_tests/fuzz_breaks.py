@@ -66,7 +66,7 @@ def another_shape(call: Call, dice: Dice) -> Changes:
         return None
     dim, shape = dice.choice(bound), list(tensor.shape)
     fits = {shape[dim]} | ({0} if name == "factor_counts" else set())  # which may have no rows
-    shape[dim] = dice.choice([size for size in (0, 1, shape[dim] + 1, 2 * shape[dim], 1025) if size not in fits])
+    shape[dim] = dice.choice([size for size in (0, 1, shape[dim] + 1, 2 * shape[dim], 4097) if size not in fits])
     if math.prod(shape) > 10**6:
         return None
     return {name: torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)}
@@ -115,7 +115,7 @@ def a_number(call: Call, dice: Dice) -> Changes:
         case "tiles":
             return {name: dice.choice((-1, 2**31, *HUGE))}
         case "clients":
-            return {name: dice.choice((0, -1, 1025, *HUGE))}
+            return {name: dice.choice((0, -1, 4097, *HUGE))}
         case "pairs" if not isinstance(args[name], Tensor):
             return {name: dice.choice((-1, 17, *HUGE))}
     return None

@@ -10,7 +10,8 @@ def identical(ours, theirs):
     ours, theirs = ours.state_dict(), theirs.state_dict()
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(torch.as_tensor(ours[name]), torch.as_tensor(value), rtol=0, atol=0, equal_nan=True)
+        mine, value = torch.as_tensor(ours[name]).cpu(), torch.as_tensor(value).cpu()  # they may be on two devices
+        torch.testing.assert_close(mine, value, rtol=0, atol=0, equal_nan=True)
 
 
 def stays_finite(server):

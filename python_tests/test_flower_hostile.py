@@ -111,24 +111,28 @@ def test_a_broken_client_is_counted_reported_and_survived(clock, name):
     assert (np.diff(waits[1:]) > 0).all()  # it is asked ever more rarely, so that it cannot keep the server busy
 
 
-METRICS = {
-    "a list": ([MetricRecord({"client": [1, 2], "malicious": [0.5]})], {"client": [1, 2], "malicious": [0.5]}),
-    "an infinite number": ([MetricRecord({"client": -math.inf})], {"client": -math.inf}),
-    "half a client": ([MetricRecord({"client": 0.5})], {"client": 0.5}),
-    "two records": ([MetricRecord({"a": 1}), MetricRecord({"b": 2.0})], {"a": 1, "b": 2.0}),
-    "a long integer": ([MetricRecord({"client": 10**5000, "a": 1})], {"a": 1}),
-    "a long name": ([MetricRecord({"a" * 10**6: 1, "b": 2})], {"b": 2}),
-    "a name for a terminal": ([MetricRecord({"\x1b[2J": 1, "b": 2})], {"b": 2}),
-    "a long list": ([MetricRecord({"a": 1, "b": [0.0] * 10**6, "c": 2})], {"a": 1}),
-    "a million entries": ([MetricRecord(dict.fromkeys(map(str, range(10**6)), 1))], {str(i): 1 for i in range(1000)}),
-    "no metrics": ([ConfigRecord({"client": "text"})], {}),
+def of_ones(count):
+    return dict.fromkeys(map(str, range(count)), 1)
+
+
+METRICS = {  # Functions: every test process reads this table, and a million entries take seconds.
+    "a list": (lambda: [MetricRecord({"client": [1, 2], "malicious": [0.5]})], {"client": [1, 2], "malicious": [0.5]}),
+    "an infinite number": (lambda: [MetricRecord({"client": -math.inf})], {"client": -math.inf}),
+    "half a client": (lambda: [MetricRecord({"client": 0.5})], {"client": 0.5}),
+    "two records": (lambda: [MetricRecord({"a": 1}), MetricRecord({"b": 2.0})], {"a": 1, "b": 2.0}),
+    "a long integer": (lambda: [MetricRecord({"client": 10**5000, "a": 1})], {"a": 1}),
+    "a long name": (lambda: [MetricRecord({"a" * 10**6: 1, "b": 2})], {"b": 2}),
+    "a name for a terminal": (lambda: [MetricRecord({"\x1b[2J": 1, "b": 2})], {"b": 2}),
+    "a long list": (lambda: [MetricRecord({"a": 1, "b": [0.0] * 10**6, "c": 2})], {"a": 1}),
+    "a million entries": (lambda: [MetricRecord(of_ones(10**6))], of_ones(1000)),
+    "no metrics": (lambda: [ConfigRecord({"client": "text"})], {}),
 }
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_metrics_of_any_kind_are_bounded_and_logged(clock, tmp_path, name):
     """The example's log takes them too, and its table at the end."""
-    records, kept = METRICS[name]
+    make, kept = METRICS[name]
     log = example().Log(tmp_path, False)
     metrics = []
 
@@ -136,7 +140,7 @@ def test_metrics_of_any_kind_are_bounded_and_logged(clock, tmp_path, name):
         metrics.append(event.metrics)
         log.event(event)
 
-    content = with_metrics(*records)
+    content = with_metrics(*make())
     one, _, _ = start({9: honest(), BAD: lambda message: [(1.0, content(message))]}, clock, watch=watch)
     one.run(4)
     said = [about for about in metrics if about]
@@ -239,7 +243,7 @@ NOTHING, TWICE = "nothing", "twice"
 ANSWERS = [
     *(answer for answer, _, _ in BROKEN.values()),
     *ODD.values(),
-    *(records for name, (records, _) in METRICS.items() if "million" not in name),
+    *(make() for name, (make, _) in METRICS.items() if "million" not in name),
     *range(-1, 10),
     *(layout_with(np.full((4, 3), value, np.float32)) for value in (1e-45, 1e10, 1e30, 3e37)),
     NOTHING,

@@ -80,10 +80,10 @@ def test_any_number_of_clients(device, rule, n, d):
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-@pytest.mark.parametrize(("n", "d"), [(5, 33), (40, 64)])
-def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, rule, n, d):
+@pytest.mark.parametrize(("n", "d", "rounds"), [(5, 33, 60), (40, 64, 30)])  # 60: all the strange uploads
+def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, rule, n, d, rounds):
     plain, ours = make("cpu", n, d, rule), emulate(monkeypatch, make("cpu", n, d, rule), Emulated(1), row_rules)
-    drive((plain, ours), Arrivals(n, d), 60)
+    drive((plain, ours), Arrivals(n, d), rounds)
     agree(ours, plain)
     same_centre(ours, plain)
 
@@ -92,7 +92,7 @@ def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, rule, n, d):
 def test_no_thread_of_the_kernels_runs_ahead(monkeypatch, rule):
     """Warps in any order give the same bits: no barrier is missing."""
     one, other = (emulate(monkeypatch, make("cpu", 36, 24, rule), Emulated(seed), row_rules) for seed in (1, 2))
-    drive((one, other), Arrivals(36, 24), 50)
+    drive((one, other), Arrivals(36, 24), 25)
     identical(one, other)
 
 

@@ -33,7 +33,6 @@ def test_any_number_of_parameters(device, d):
         {"memory": 9},
         {"rule": "mean"},
         {"rule": "trimmed_mean", "trim": 2},
-        {"rule": "trimmed_mean", "trim": 2},
         {"store": "all", "on_reject": "step", "quantile": 0.5},
         {"factors": "pooled", "store": "all", "on_reject": "step"},
         {"window": 5},

@@ -1,5 +1,7 @@
 """weights() and left_out(): what the rule does with each client, against the step that the server really makes."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -15,11 +17,13 @@ from secureafl_ext.sim.settings import Settings
 
 N, SIZE, LR = 20, 40, 0.1
 MALICIOUS = [0, 1, 2, 3]
+AVERAGING = ("kinship", "support")  # which must have met clients often before they tell them apart
 ALWAYS = {"expiry": None, "probation": 0, "filter": False, "memory": 0}
 
 
-def server_of(rule, device="cpu", rounds=20 * N + 1, dtype=F64, **settings):
+def server_of(rule, device="cpu", rounds=None, dtype=F64, **settings):
     """A server after many rounds, and what each client sends. Four clients send one push, the others differ."""
+    rounds = rounds if rounds is not None else (20 if rule in AVERAGING else 4) * N + 1
     random = np.random.default_rng(3)
     means = random.normal(size=(N, SIZE)) / SIZE**0.5
     means[MALICIOUS] = random.normal(size=SIZE) / SIZE**0.5
@@ -31,18 +35,30 @@ def server_of(rule, device="cpu", rounds=20 * N + 1, dtype=F64, **settings):
     return server
 
 
+@cache
+def trained(rule, device):
+    return server_of(rule, device).state_dict()
+
+
+def trained_server(rule, device="cpu"):
+    """As server_of(rule, device), whose rounds take seconds: they are made once for all tests."""
+    server = server_of(rule, device, rounds=0)
+    server.load_state_dict(trained(rule, device))
+    return server
+
+
 ROW_WISE = ("mean", "kinship", "support", "krum", "geometric_median", "spectral", "centered_clip")
 
 
 @pytest.mark.parametrize("rule", ROW_WISE)
 def test_the_next_step_has_these_weights(rule, device):
     """A client that repeats its last update changes no row, so the step is the one that weights() speaks of."""
-    server = server_of(rule, device)
+    server = trained_server(rule, device)
     weights, state, before = server.weights().cpu().numpy(), server.state_dict(), server.model.cpu().numpy()
     assert weights.dtype == np.float64 and weights.shape == (N,)
     rows = state["last_updates"].cpu().numpy()
     scale = np.ones(N)
-    if rule in ("kinship", "support"):  # these two clip to the median norm after they have weighed
+    if rule in AVERAGING:  # these two clip to the median norm after they have weighed
         norms = np.linalg.norm(rows, axis=1)
         scale = np.minimum(1, np.median(norms) / norms)
     step = (weights * scale) @ rows
@@ -78,7 +94,7 @@ def test_the_step_of_buckets_and_of_estimates_has_these_weights():
 
 @pytest.mark.parametrize("rule", ["kinship", "support"])
 def test_colluders_are_left_out_and_counted(rule, device):
-    server = server_of(rule, device)
+    server = trained_server(rule, device)
     weights = server.weights()
     assert weights[MALICIOUS].tolist() == [0] * 4 and bool((weights[4:] > 0.1 / N).all())
     assert server.left_out().nonzero()[:, 0].tolist() == MALICIOUS
@@ -111,7 +127,7 @@ def test_rules_without_weights_have_equal_ones(settings, memory, device):
 def test_clients_that_do_not_count_have_no_weight_and_are_not_left_out(rule):
     server = server_of(rule, rounds=0)
     assert server.weights().tolist() == [0] * N and server.stats()["left_out"] == 0
-    server = server_of(rule)
+    server = trained_server(rule)
     for client in MALICIOUS:
         server.leave(client)
     assert server.weights()[MALICIOUS].tolist() == [0] * 4 and float(server.weights().sum()) > 0

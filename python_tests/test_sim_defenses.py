@@ -1,5 +1,7 @@
 """Every compared defense against its slow twin, and that each of its settings matters."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -68,13 +70,17 @@ NEEDS = {
 }
 
 
+@cache
+def usual_model(name):
+    return arrivals(name, 0, 150, **NEEDS.get(name, {})).model
+
+
 @pytest.mark.parametrize(
     ("name", "setting"), [(name, setting) for name, others in OTHER_SETTINGS.items() for setting in others]
 )
 def test_every_setting_matters(name, setting):
-    usual = NEEDS.get(name, {})
-    changed = {**usual, setting: OTHER_SETTINGS[name][setting]}
-    assert not torch.equal(arrivals(name, 0, 150, **usual).model, arrivals(name, 0, 150, **changed).model)
+    changed = {**NEEDS.get(name, {}), setting: OTHER_SETTINGS[name][setting]}
+    assert not torch.equal(usual_model(name), arrivals(name, 0, 150, **changed).model)
 
 
 def test_every_setting_is_covered_above():

@@ -8,10 +8,31 @@ from secureafl_ext import SecureAFL
 from secureafl_ext.engines import kinship
 from secureafl_ext.engines.kinship import FusedKinship
 
-F64 = torch.float64
+F32, F64 = torch.float32, torch.float64
 NAN, INF = float("nan"), float("inf")
 AVERAGED = {"kinship", "kin_centre", "similarity", "shift"}
 SETTINGS = {"rule": "kinship", "memory": 0, "lr": 0.1, "max_staleness": 4}
+# What a round depends on, for both rules.
+VARIED = [
+    {},
+    {"quantile": 0.5},
+    {"filter": False},
+    {"receive": False},
+    {"step": "received"},
+    {"step": "received", "store": "all", "on_reject": "step"},
+    {"window": 7},
+    {"max_norm": 0.5},
+    {"max_norm": INF},
+    {"max_staleness": 0},
+    {"quantile": 0.0, "store": "all", "on_reject": "step"},
+    {"factors": "pooled", "store": "all", "on_reject": "step"},
+    {"on_reject": "step"},
+]
+
+
+def with_dtypes(many):
+    """(settings, dtype of the composed round): all in float64, some in float32. Both dtypes take the same way."""
+    return [(settings, F64) for settings in many] + [(settings, F32) for settings in many[::5]]
 
 
 def make(device, n, d, **settings):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kin_rounds import SETTINGS, Arrivals, agree, composed, drive, left_out, make, oracle
+from kin_rounds import SETTINGS, VARIED, Arrivals, agree, composed, drive, left_out, make, oracle, with_dtypes
 from states import identical
 
 from secureafl_ext import SecureAFL
@@ -10,30 +10,9 @@ from secureafl_ext.engines.kinship import FusedKinship
 from secureafl_ext.rules.kinship import KNOWN, SPAN
 
 F32, F64 = torch.float32, torch.float64
-INF = float("inf")
 
 
-SETTINGS_OF_A_ROUND = [
-    {},
-    {"quantile": 0.5},
-    {"filter": False},
-    {"receive": False},
-    {"step": "received"},
-    {"step": "received", "store": "all", "on_reject": "step"},
-    {"window": 7},
-    {"max_norm": 0.5},
-    {"max_norm": INF},
-    {"max_staleness": 0},
-    {"quantile": 0.0, "store": "all", "on_reject": "step"},
-    {"factors": "pooled", "store": "all", "on_reject": "step"},
-    {"on_reject": "step"},
-    {"pairs": "rounds"},
-]
-PRECISE = [(settings, F64) for settings in SETTINGS_OF_A_ROUND]
-SINGLE = [(settings, F32) for settings in SETTINGS_OF_A_ROUND[::5]]  # composed rounds do the same in each dtype
-
-
-@pytest.mark.parametrize(("settings", "dtype"), PRECISE + SINGLE, ids=str)
+@pytest.mark.parametrize(("settings", "dtype"), with_dtypes([*VARIED, {"pairs": "rounds"}]), ids=str)
 def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
     plain, ours = oracle(16, 60, dtype, **settings), make(device, 16, 60, **settings)
     arrivals = Arrivals(16, 60)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kin_rounds import Arrivals, agree, drive
+from kin_rounds import VARIED, Arrivals, agree, drive, with_dtypes
 from states import enqueued_like_submitted, identical
 from support_oracle import shifts
 
@@ -12,7 +12,7 @@ from secureafl_ext.engines.support import FusedSupport
 from secureafl_ext.rules import support as rule
 
 F32, F64 = torch.float32, torch.float64
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 SETTINGS = {"rule": "support", "memory": 0, "lr": 0.1, "max_staleness": 4}
 
 
@@ -46,28 +46,11 @@ def present_products(server):
     return server.state_dict()["similarity"].cpu()[mask][:, mask], mask
 
 
-SETTINGS_OF_A_ROUND = [
-    {},
-    {"quantile": 0.5},
-    {"filter": False},
-    {"receive": False},
-    {"step": "received"},
-    {"step": "received", "store": "all", "on_reject": "step"},
-    {"window": 7},
-    {"max_norm": 0.5},
-    {"max_norm": INF},
-    {"max_staleness": 0},
-    {"quantile": 0.0, "store": "all", "on_reject": "step"},
-    {"factors": "pooled", "store": "all", "on_reject": "step"},
-    {"on_reject": "step"},
-    {"expiry": 4, "probation": 2},
-    {"expiry": None, "probation": 0},
-]
-PRECISE = [(settings, F64) for settings in SETTINGS_OF_A_ROUND]
-SINGLE = [(settings, F32) for settings in SETTINGS_OF_A_ROUND[::5]]  # composed rounds do the same in each dtype
-
-
-@pytest.mark.parametrize(("settings", "dtype"), PRECISE + SINGLE, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    with_dtypes([*VARIED, {"expiry": 4, "probation": 2}, {"expiry": None, "probation": 0}]),
+    ids=str,
+)
 def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
     plain, ours = oracle(16, 60, dtype, **settings), make(device, 16, 60, **settings)
     reasons = drive((plain, ours), Arrivals(16, 60), 200)

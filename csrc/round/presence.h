@@ -54,7 +54,7 @@ struct Presence {
 };
 
 // Counts of clients, all of them and those that are past their probation: two in an integer, so that sums over threads
-// add up both. Below 2^53 for n < 4096.
+// add up both. Below 2^48 for up to 2^24 - 1 clients.
 constexpr int kCensusBits = 24;
 
 SECUREAFL_FN int64_t counted(bool past_probation) { return 1 | static_cast<int64_t>(past_probation) << kCensusBits; }

@@ -15,8 +15,9 @@ constexpr int begin_bytes(int clients, int m, int at_once) {
 
 // The start of a round in one kernel, up to its verdict. The last block decides. The others judge the update, and renew
 // the clients of the last round if it is pending; a block that is alone does everything. All blocks must run at once
-// (cooperative launch). load_factors(): into `shared`, once all clients are renewed. start_copies(): starts those of
-// the first tiles. They come as late as possible: loads of any block would queue behind the tiles.
+// (cooperative launch). load_factors(): loads the factors of all clients into `shared`; called when all are renewed.
+// start_copies(): starts the copies of the first tiles; called as late as possible, because the loads of all blocks
+// would queue behind the tiles.
 template <typename P, typename Load, typename Start>
 __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, char* shared, const Load& load_factors,
                                       const Start& start_copies) {

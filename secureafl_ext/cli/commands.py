@@ -17,7 +17,7 @@ from . import calibrate
 from .errors import say
 from .lists import print_list
 from .names import picture_name
-from .options import explicit_settings
+from .options import OUT, explicit_settings
 from .simulate import outcomes_of, results_file, settings_of, simulate, tuned, watched
 
 # `secureafl compare` without flags: no download, a few minutes on two cores.
@@ -110,12 +110,23 @@ def report(arguments: argparse.Namespace) -> None:
     print(f"Report: {page.write(folder, Path(arguments.html or folder / 'report.html'))}")
 
 
+def curves(arguments: argparse.Namespace) -> None:
+    """the curves of recorded runs, a panel per attack, beside the ends of the paper's runs"""
+    from ..report import curves as report
+
+    folders, only = [Path(folder) for folder in arguments.folders or [OUT]], dict(map(axis, arguments.only))
+    for folder in folders:
+        _need_results(folder)
+    records = [record for folder in folders for record in results.read(folder / results.NAME)]
+    picture = Path(arguments.png or folders[0] / report.NAME)
+    report.draw(picture, report.select(records, only))
+    print(f"Curves: {picture}")
+
+
 def show_results(arguments: argparse.Namespace) -> None:
     """the runs of a results folder as a table, as CSV or as Parquet, one row per run"""
-    file = Path(arguments.folder) / results.NAME
-    if not file.exists():
-        raise ValueError(f"FOLDER must have a {results.NAME}, got {arguments.folder!r}")
-    records = results.read(file)
+    _need_results(Path(arguments.folder))
+    records = results.read(Path(arguments.folder) / results.NAME)
     if arguments.parquet:
         flat_table.write_parquet(Path(arguments.parquet), records)
         say(f"{len(records)} runs: {arguments.parquet}")
@@ -129,6 +140,11 @@ def show_results(arguments: argparse.Namespace) -> None:
         from ..report import console
 
         console.print_table([record.outcome for record in records], ["dataset", "attack", "defense", "seed"])
+
+
+def _need_results(folder: Path) -> None:
+    if not (folder / results.NAME).exists():
+        raise ValueError(f"FOLDER must have a {results.NAME}, got {str(folder)!r}")
 
 
 def _present(

@@ -20,6 +20,7 @@ from .commands import (
     UNDEFENDED,
     calibration,
     compare,
+    curves,
     paper_tables,
     report,
     run,
@@ -33,7 +34,7 @@ from .robustness import SEEDS, robustness
 from .simulate import results_file
 from .watch import add_flags, watch
 
-NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder")  # of the namespace
+NO_FLAGS = ("command", "parser", "argv", "base", "axes", "what", "folder", "folders")  # of the namespace
 CONTINUE = (compare, sweep, calibration, paper_tables, redteam, robustness)  # commands of several runs
 
 Command = Callable[[argparse.Namespace], int | None]
@@ -148,6 +149,11 @@ def build_parser() -> argparse.ArgumentParser:
     made = add("report", report, "FOLDER [--html FILE]")
     made.add_argument("folder", metavar="FOLDER", help="the folder that --out named")
     made.add_argument("--html", metavar="FILE", help="file to write (default: FOLDER/report.html)")
+
+    made = add("curves", curves, "[FOLDER ..] [--only NAME=VALUE,VALUE,..] [--png FILE]")
+    made.add_argument("folders", nargs="*", metavar="FOLDER", help=f"folders of results (default: {OUT})")
+    made.add_argument("--only", action="append", default=[], help="runs with these values of a setting")
+    made.add_argument("--png", metavar="FILE", help="file to write (default: curves.png in the first folder)")
 
     add_flags(add("watch", watch, "URL-or-FILE [--once] [--token TOKEN] [--host HOST] [--port PORT]"))
 

@@ -244,3 +244,27 @@ def test_refusals(options, words):
 def test_a_regression_has_no_backdoor():
     with pytest.raises(ValueError, match=r"crafted: direction must be without backdoor .* got 'up.backdoor'"):
         make("crafted", scenes.scene("regression"), direction="up+backdoor")
+
+
+def test_decoys_follow_each_push():
+    """Two random vectors of the median norm, new ones each time."""
+    run = scenes.scene()
+    attack = make("crafted", run, strength=3.0, honest_part=False, decoys=2)
+    sequence = []
+    for t in range(6):
+        view = scenes.view(run, attack, None, t, progress=t / 6)
+        attack.before()
+        sequence.append(attack.update(view).double().numpy() / median_norm(seen(run, view)))
+    up = np.full(run.net.size, -3 / np.sqrt(run.net.size))
+    for t in (0, 3):
+        np.testing.assert_allclose(sequence[t], up, rtol=1e-4)
+    decoys = [sequence[t] for t in (1, 2, 4, 5)]
+    np.testing.assert_allclose([np.linalg.norm(decoy) for decoy in decoys], 1, rtol=1e-4)
+    for i, one in enumerate(decoys):
+        assert all(abs(cosine(one, other)) < 0.5 for other in (*decoys[:i], up))
+
+
+@pytest.mark.parametrize("decoys", [-1, 101])
+def test_a_wrong_number_of_decoys_is_refused(decoys):
+    with pytest.raises(ValueError, match=f"crafted: decoys must be 0 to 100, got {decoys}"):
+        make("crafted", scenes.scene(), decoys=decoys)

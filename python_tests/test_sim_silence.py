@@ -202,3 +202,31 @@ def test_a_result_from_before_floods_is_the_run_of_today(tmp_path):
     assert [record.outcome.settings for record in results.read(path)] == [chosen, flooded]
     assert run_name(chosen) == "fashion-mnist-small-sign-flip-async-sgd-seed=0-7fefa8da"
     assert run_name(flooded) != run_name(chosen)
+
+
+# Which of the malicious clients uploads
+
+
+def test_decoys_come_from_the_client_that_pushed(tiny):
+    """The rounds of malicious clients stay theirs, but each uploads three times before another does."""
+    planned = federation.Federation(settings(attack="crafted")).arrivals.client
+    fed = loop.Rounds(settings(attack="crafted", attack_options={"decoys": 2})).federation
+    came, bad = fed.arrivals.client, torch.isin(planned, fed.malicious)
+    assert torch.equal(torch.isin(came, fed.malicious), bad) and torch.equal(came[~bad], planned[~bad])
+    assert came[bad].tolist() == [int(planned[bad][i // 3 * 3]) for i in range(int(bad.sum()))]
+
+
+@pytest.mark.parametrize(
+    ("order", "got"),
+    [
+        (lambda clients: clients[:-1], r"got \(\d+,\) torch.int64"),
+        (lambda clients: clients.float(), "torch.float32"),
+        (lambda clients: torch.full_like(clients, -1), "got other clients"),
+    ],
+)
+def test_a_wrong_order_is_refused_and_nothing_changes(tiny, order, got):
+    fed = federation.Federation(settings(attack="crafted"))
+    before = fed.arrivals.client.clone()
+    with pytest.raises(ValueError, match=rf"attack 'crafted': order\(\) must return \(\d+,\) int64, malicious.*{got}"):
+        fed.reorder(order)
+    assert torch.equal(fed.arrivals.client, before)

@@ -82,6 +82,9 @@ class Attack(Protocol):
     Optional: `uploads(client, malicious) -> Tensor`, for an attack whose clients fall silent. The loop calls it once,
     on the host, before the first round. client: (rounds) int64, who is to upload    malicious: (rounds) bool
     It returns (rounds) bool, False where a malicious client stays silent: an honest client uploads in its place.
+
+    Optional: `order(clients) -> Tensor`, for an attack that chooses which of its clients uploads when; called before
+    `uploads`. clients: (malicious rounds) int64, who is to upload in each. It returns who does so instead.
     """
 
     @property

@@ -20,6 +20,7 @@ from .timing import Timing
 from .trigger import TARGET, make_trigger
 
 HONEST, HONEST_STD = 3, 10  # honest clients whose gradients the attackers compute each round; more for a spread
+MOST_DECOYS = 100
 MOMENTUM = 0.99  # of the long-run mean of these gradients
 
 
@@ -29,7 +30,8 @@ class Crafted:
     mosaic: each squad pushes coordinates of its own    honest_part: the update contains an honest gradient
     imitate: number of the honest client whose gradient that is; None: the attacker's own
     camouflage: kappa    start, stop, duty, period, silence: see timing.py; honest gradients at other times
-    target: label of the backdoor
+    decoys: after each harmful upload a client sends so many random vectors of the median norm, before any other
+    attacker uploads    target: label of the backdoor
     """
 
     own = 1
@@ -51,6 +53,7 @@ class Crafted:
         duty: float = 1.0,
         period: float = 0.05,
         silence: int = 0,
+        decoys: int = 0,
         target: int = TARGET,
     ):
         names = direction.split("+")
@@ -62,6 +65,7 @@ class Crafted:
         need(0 < cosine <= 1, "crafted", "cosine", "above 0, at most 1", cosine)
         need(camouflage >= 0, "crafted", "camouflage", "0 or more", camouflage)
         need(scene.honest >= 1, "crafted", "honest", "1 or more, the honest clients", scene.honest)
+        need(0 <= decoys <= MOST_DECOYS, "crafted", "decoys", f"0 to {MOST_DECOYS}", decoys)
         if imitate is not None:
             need(0 <= imitate < scene.honest, "crafted", "imitate", f"0 to {scene.honest - 1}", imitate)
             need(honest_part, "crafted", "imitate", "None without an honest part", imitate)
@@ -82,10 +86,21 @@ class Crafted:
         self.personal = units(len(scene.malicious), size, random) if camouflage else None  # r (f, d)
         part = torch.randint(squads, (size,), generator=random, device=scene.device)
         self.part = part if mosaic else None  # (d): the squad that pushes a coordinate
+        self.turns, self.random = decoys + 1, random  # uploads of a client in a row
+        self.order = self._in_a_row if decoys else None
+        self.round = scene.zeros(1, dtype=torch.int64)  # malicious rounds so far
+        self.decoy = scene.zeros(size if decoys else 0)
 
-    def before(self) -> None: ...
+    def before(self) -> None:
+        if self.order:
+            self.decoy.normal_(generator=self.random)
 
     def after(self, view: View, model: Tensor) -> None: ...
+
+    def _in_a_row(self, clients: Tensor) -> Tensor:
+        """See Attack.order. No attacker's harmful upload is the last one of its client when another's arrives. So a
+        defense that compares an upload with the last ones of others never compares two harmful ones."""
+        return clients[torch.arange(len(clients)) // self.turns * self.turns]
 
     def update(self, view: View) -> Tensor:
         net, data = self.scene.net, self.scene.data
@@ -101,7 +116,12 @@ class Crafted:
             torch.zeros_like(own) if not self.honest_part else own if self.imitate is None else gradients[self.imitate]
         )
         push = self._push(Sight(view, gradients, self.mean, unit))
-        return torch.where(self.timing.attacks(view.progress), base + unit.to(push.dtype) * push, own)
+        harmful = base + unit.to(push.dtype) * push
+        if self.order:
+            decoy = self.decoy * (unit / norm(self.decoy)).to(push.dtype)
+            harmful = torch.where(self.round % self.turns == 0, harmful, decoy)
+            self.round += 1
+        return torch.where(self.timing.attacks(view.progress), harmful, own)
 
     def _push(self, sight: Sight) -> Tensor:
         """(d): what the client adds to its honest part, in units of `sight.unit`."""
@@ -131,5 +151,6 @@ PRESETS = {
     "mosaic": partial(Crafted, strength=2.0, squads=2, mosaic=True),
     "squad-backdoor": partial(Crafted, direction="backdoor", strength=1.0, squads=2, cosine=0.45),
     "sleeper": partial(Crafted, strength=10.0, start=0.5),
+    "decoy": partial(Crafted, strength=2.0, honest_part=False, decoys=1),
     "rotate": partial(Crafted, direction="up+dead+ascent", strength=5.0),
 }

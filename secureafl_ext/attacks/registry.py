@@ -62,6 +62,7 @@ ATTACKS = Registry(
         "squad-backdoor": kind(PRESETS["squad-backdoor"], "backdoor, crafted: carried by two groups", True),
         "sleeper": kind(PRESETS["sleeper"], "crafted: honest for half of the run, then a strong push"),
         "rotate": kind(PRESETS["rotate"], "crafted: the direction of the push changes again and again"),
+        "decoy": kind(PRESETS["decoy"], "crafted: a harmless upload right after each harmful one"),
     },
 )
 

@@ -74,6 +74,7 @@ AXES = (
     Axis("attack_options.duty", (1.0, 0.5, 0.2, 0.05)),
     Axis("attack_options.period", (0.005, 0.02, 0.05, 0.2), when=periodic),
     Axis("attack_options.silence", (0, 1, 2, 5, 20)),
+    Axis("attack_options.decoys", (0, 1, 3)),
     Axis("flood", (None, 0.33, 0.5, 0.75, 0.94)),
 )
 

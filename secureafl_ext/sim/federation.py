@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,6 +50,19 @@ class Federation:
             self.malicious.to(settings.device),
             stream(settings, "attack"),
         )
+
+    def reorder(self, order: Callable[[Tensor], Tensor]) -> None:
+        """Let the attack choose which malicious client uploads in each malicious round."""
+        client = self.arrivals.client.clone()
+        malicious = torch.isin(client, self.malicious)
+        chosen = order(client[malicious])
+        fits = chosen.shape == client[malicious].shape and chosen.dtype == client.dtype
+        if not fits or not torch.isin(chosen, self.malicious).all():
+            got = f"{tuple(chosen.shape)} {chosen.dtype}" if not fits else "other clients"
+            expected = f"({int(malicious.sum())},) int64, malicious clients"
+            raise ValueError(f"attack {self.settings.attack!r}: order() must return {expected}, got {got}")
+        client[malicious] = chosen
+        self.arrivals = self.arrivals._replace(client=client)
 
     def silence(self, uploads: Tensor) -> None:
         """Give the rounds (rounds) in which a malicious client does not upload to random honest clients."""

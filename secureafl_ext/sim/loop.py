@@ -64,6 +64,8 @@ class Rounds:
         self.priors = federation.log_frequencies().to(settings.device) if settings.calibrate else None
         self.done = 0
         self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)  # (rounds)
+        if order := getattr(self.attack, "order", None):
+            federation.reorder(order)
         if uploads := getattr(self.attack, "uploads", None):
             federation.silence(uploads(federation.arrivals.client, self.is_malicious))
             self.is_malicious = torch.isin(federation.arrivals.client, federation.malicious)

@@ -8,8 +8,8 @@ from fuzz_scene import books, presence, settings_of
 from torch import Tensor
 
 from secureafl_ext.config import Config
+from secureafl_ext.engines.averaged import Sketched
 from secureafl_ext.engines.base import Outcome
-from secureafl_ext.engines.sketched import Sketched
 
 WIDTH = 64  # numbers of a sketch
 EQUAL = ("seen", "met", "recorded", "clock", "last_epoch", "uploads", "counts")

@@ -5,7 +5,7 @@ import torch
 from emulated import JUDGED, call_round, library
 
 from secureafl_ext import RECOMMENDED, SecureAFL
-from secureafl_ext.engines import sketched
+from secureafl_ext.engines import averaged
 
 EQUAL = ("seen", "met", "recorded", "counts", "rounds", "clock", "last_epoch", "uploads")
 CLOSE = ("models", "update_sketches", "model_sketches", "means", "squares", "norms", "shift")
@@ -18,7 +18,7 @@ def make(device, n, d, fused=True, **settings):
     dtype = settings.get("history_dtype", torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            patch.setattr(sketched, "fits", lambda *_: False)
+            patch.setattr(averaged, "fits", lambda *_: False)
         server = SecureAFL(torch.zeros(d, dtype=dtype, device=device), n, **settings)
     assert server._engine._fused == fused
     return server

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from groups import Fleet
 
 from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.engines.sketch import Sketch, hashed
@@ -17,30 +18,6 @@ N, D = 30, 500
 def make(device="cpu", clients=N, size=D, sketch=64, **settings):
     settings = {**RECOMMENDED, "sketch": sketch, "sketch_seed": 7, "lr": 0.1, **settings}
     return SecureAFL(torch.zeros(size, device=device), clients, **settings)
-
-
-class Fleet:
-    """Clients in six groups with different data; the first `malicious` of them push the same way."""
-
-    def __init__(self, clients, size, malicious=0, seed=0):
-        self.random = torch.Generator().manual_seed(seed)
-        self.clients, self.size, self.malicious = clients, size, malicious
-        self.groups, self.push = self.noise(6), self.noise(1)[0]
-
-    def noise(self, rows):
-        return torch.randn(rows, self.size, generator=self.random) / self.size**0.5
-
-    def upload(self, client):
-        if client < self.malicious:
-            return 0.3 * self.noise(1)[0] - 1.0 * self.push
-        return 0.7 * self.groups[client % 6] + self.noise(1)[0]
-
-    def rounds(self, count, *servers):
-        """The same uploads for all servers, on the newest version."""
-        for _ in range(count):
-            client = int(torch.randint(self.clients, (1,), generator=self.random))
-            update = self.upload(client)
-            yield client, [server.submit(client, update.to(server.model), server.version) for server in servers]
 
 
 def split_mix(x):

@@ -8,7 +8,7 @@ from sketch_rounds import Emulated, agree, make
 from states import identical, same_on_any_threads, stays_finite
 
 from secureafl_ext import config
-from secureafl_ext.engines import sketched
+from secureafl_ext.engines import averaged
 
 STEP = torch.ops.secureafl.sketch_step_.default
 F64 = torch.float64
@@ -72,7 +72,7 @@ def test_the_median_norm_is_that_of_all_who_count(others, alike, device):
 @pytest.mark.parametrize(("n", "d", "k"), [(5, 33, 64), (40, 300, 64), (1500, 700, 70)])
 def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d, k):
     plain, ours = (make("cpu", n, d, sketch=k, quorum=0.0, expiry=2) for _ in range(2))
-    emulate(monkeypatch, ours, Emulated(1), sketched)
+    emulate(monkeypatch, ours, Emulated(1), averaged)
     drive((plain, ours), Arrivals(n, d), 12)
     agree(ours, plain)
 
@@ -86,7 +86,7 @@ def test_factors_that_are_counted(kernels, device, monkeypatch):
     if kernels:
         if device != "cpu":
             pytest.skip("on a GPU they run themselves")
-        emulate(monkeypatch, ours, Emulated(3), sketched)
+        emulate(monkeypatch, ours, Emulated(3), averaged)
     reasons = drive((ours, theirs), Arrivals(n, d), 30 if kernels else 90, bound=1e-3)  # kernels on a CPU are slow
     agree(ours, theirs)
     counts = [server.state_dict()["factor_counts"].cpu() for server in (ours, theirs)]
@@ -101,7 +101,7 @@ def test_no_thread_of_the_kernels_runs_ahead(monkeypatch):
     """Warps in any order give the same bits: no barrier is missing."""
     n, d = 30, 200
     one, other = (make("cpu", n, d, quorum=0.0, factors="pooled") for _ in range(2))
-    emulate(monkeypatch, one, Emulated(1), sketched), emulate(monkeypatch, other, Emulated(2), sketched)
+    emulate(monkeypatch, one, Emulated(1), averaged), emulate(monkeypatch, other, Emulated(2), averaged)
     drive((one, other), Arrivals(n, d), 8)
     identical(one, other)
 
@@ -109,7 +109,7 @@ def test_no_thread_of_the_kernels_runs_ahead(monkeypatch):
 def test_schema_tells_what_is_written_to(device, monkeypatch):
     server = make(device, 20, 300)
     drive((server,), Arrivals(20, 300), 60)
-    arguments = arguments_of_a_round(server, sketched, monkeypatch)
+    arguments = arguments_of_a_round(server, averaged, monkeypatch)
     checks = ("test_schema", "test_faketensor")
     assert set(torch.library.opcheck(STEP, arguments, test_utils=checks).values()) == {"SUCCESS"}
 
@@ -149,7 +149,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
-    refuses(make("cpu", 4, 100), sketched, monkeypatch, name, *REFUSALS[name])
+    refuses(make("cpu", 4, 100), averaged, monkeypatch, name, *REFUSALS[name])
 
 
 SHARED = {
@@ -161,7 +161,7 @@ SHARED = {
 @pytest.mark.parametrize(("one", "other"), sorted(SHARED))
 def test_state_that_shares_memory_is_refused(one, other, monkeypatch):
     names = [argument.name for argument in STEP._schema.arguments]
-    arguments = list(arguments_of_a_round(make("cpu", 4, 100), sketched, monkeypatch))
+    arguments = list(arguments_of_a_round(make("cpu", 4, 100), averaged, monkeypatch))
     arguments[names.index(other)] = arguments[names.index(one)].zero_()
     with pytest.raises(RuntimeError, match=f"{other} must not overlap another argument, got memory of {one}"):
         STEP(*arguments)

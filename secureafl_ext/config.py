@@ -29,6 +29,7 @@ STORES = ("all", "accepted")
 FACTORS = ("per_client", "pooled")
 ON_REJECT = ("hold", "step")
 STEPS = ("all", "received")
+AVERAGES = ("uploads", "steps")
 WINDOW = 32  # factors kept per client by default
 EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
@@ -99,6 +100,7 @@ CHECKS = {
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
     "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
+    "averages": one_of(AVERAGES),
     "sketch": Check(whole, "0, or a whole number 64 to 65536", lambda value: value == 0 or 64 <= value <= 65536),
     "sketch_seed": Check(
         or_none(whole), "None or a whole number, 0 or more", lambda value: value is None or value >= 0
@@ -187,6 +189,10 @@ class Config:
     quorum: float = 0.0
     """The model does not move while fewer than this share of the clients has a stored upload. Otherwise the very first
     clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""
+    averages: str = "uploads"
+    """What rule="support" compares clients by. "uploads": averages over their uploads, all alike. An attacker that
+    sends a harmless upload right after each harmful one ("decoy") is not found by these. "steps": the mean of each
+    client's uploads, each by how far the model moved along it. Needs step="received" and memory=0."""
     sketch: int = 0
     """Numbers that are kept of each client's last update and model in place of all d, for many clients or large models;
     2048 is enough. Needs rule="support", step="received" and memory=0. 0: whole updates are kept."""
@@ -215,6 +221,8 @@ class Config:
         need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
         sketched = self.rule == "support" and self.step == "received" and not self.memory
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
+        plain = self.averages == "uploads"
+        need(plain or sketched, "averages", "'uploads' unless rule='support', step='received' and memory=0")
         if self.sketch and self.sketch_seed is None:
             object.__setattr__(self, "sketch_seed", secrets.randbits(52))
         without_buckets = ("median", "trimmed_mean", *averaged)
@@ -234,6 +242,11 @@ class Config:
     def room(self) -> int:
         """Capacity of a list of Q."""
         return self.window or (EXACT if self.factors == "pooled" else WINDOW)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether averages of the clients' own updates are kept, or of their sketches, and no products of updates."""
+        return bool(self.sketch) or self.averages == "steps"
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""

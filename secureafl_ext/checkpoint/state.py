@@ -19,6 +19,7 @@ from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
 from ..rules.row_rules import MAX_SQUARE
+from ..rules.similarity import SPAN
 from ..rules.support import STAGES
 from ..validation import MOST, converted, describe, name_of, shown, whole
 
@@ -78,19 +79,26 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     }
     if config.keeps_all:
         entries["factor_counts"] = Entry((1 + ROWS, COLUMNS), i64, *count)
-    if config.sketch:
+    if config.averaged:
+        width = config.sketch or d
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
-        most = 2 * math.ceil(d / config.sketch) ** 0.5
-        return entries | {
+        most = 2 * math.ceil(d / max(width, 1)) ** 0.5
+        not_negative = "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)
+        entries |= {
             "rounds": Entry((), i64, *count),
-            "means": Entry((n, config.sketch), kept, f"between -{most:.3g} and {most:.3g}", _within(-most, most)),
+            "means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", _within(-most, most)),
             "squares": Entry((n,), f64, *finite),
             "met": Entry((n,), i64, *count),
-            "norms": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),
+            "norms": Entry((n,), f64, *not_negative),
             "shift": Entry((n,), f64, *finite),
-            # Not in the message: it is a secret.
-            "sketch_seed": Entry((), i64, "the seed of this server", lambda t: int(t) == config.sketch_seed),
         }
+        if config.sketch:  # not in the message: it is a secret
+            of_this_server = "the seed of this server", lambda t: int(t) == config.sketch_seed
+            entries["sketch_seed"] = Entry((), i64, *of_this_server)
+        if config.averages == "steps":
+            entries["total"] = Entry((n,), f64, f"0 to {SPAN}", _within(0, SPAN))
+            entries["noise"] = Entry((n,), f64, "0 to 1", _within(0, 1))
+        return entries
     if config.row_wise:
         entries |= {
             "products": Entry((n, n), f64, "symmetric, and finite where no update is too long", _products),

@@ -1,8 +1,10 @@
-"""Sketched: rule="support" for fleets and models that are too large to keep whole updates.
+"""Averaged: rule="support" from averages of each client's own updates, or of their sketches.
 
-With step="received" a round needs of the other clients only their weights. So the history holds sketches in place of
-updates and models, and a round costs the same for any number of clients, but for a few passes over n numbers. In
-float32 on a CPU or a CUDA device the round is one op (csrc/sketch); the refresh is torch code.
+With step="received" a round needs of the other clients only their weights. So no round reads the others' updates: it
+costs the same for any number of clients, but for a few passes over n numbers. A refresh compares all averages.
+
+Sketched keeps k numbers in place of whole updates and models, for large fleets and models. In float32 on a CPU or a
+CUDA device its round is one op (csrc/sketch); the refresh is torch code.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..rules.mean_steps import MeanSteps
 from ..rules.row_rules import MAX_SQUARE, clip_to, median_of
 from ..rules.similarity import SPAN
 from ..rules.sketched_support import SketchedSupport
@@ -31,57 +34,48 @@ def fits(config: Config, device: torch.device) -> bool:
     return config.dtype == torch.float32 and device.type in ("cpu", "cuda")
 
 
-class Sketched(Composed):
-    """Composed on sketches: last_updates and last_models are (n, k).
+class Averaged(Composed):
+    """Composed without products of updates. last_updates, last_models: (n, k), k = d for whole updates
 
     rounds: number of rounds, on the host: every refresh_rounds of them the weights are computed anew
     """
 
     capturable = False  # the refresh waits for the device
+    support: SketchedSupport
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
-        super().__init__(config, clients, config.sketch, device)
-        assert config.sketch_seed is not None  # Config draws one
-        self.sketch = Sketch(size, config.sketch, config.sketch_seed, config.dtype, device)
-        self.support = SketchedSupport(clients, config.sketch, config.dtype, device)
+        width = config.sketch or size
+        super().__init__(config, clients, width, device)
+        self.sketch = Sketch(size, width, config.sketch_seed or 0, config.dtype, device) if config.sketch else None
+        averages = MeanSteps if config.averages == "steps" else SketchedSupport
+        self.support = averages(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
-        past = self.history.last_updates, self.history.last_models, self.seen, *self.support.tensors().values()
-        self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
-        c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
-        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, SPAN
-        self._fused = fits(config, device)
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
         self.rounds = int(state["rounds"])
 
     def _remembered(self) -> dict[str, Tensor]:
-        past = self.history
+        past, numbers = self.history, {"rounds": torch.tensor(self.rounds)}
+        if self.sketch is None:
+            return {**past.tensors(), **self.support.tensors(), **numbers}
         kept = {"update_sketches": past.last_updates, "model_sketches": past.last_models, "seen": past.seen}
-        numbers = {"rounds": torch.tensor(self.rounds), "sketch_seed": torch.tensor(self.config.sketch_seed)}
-        return {**kept, **self.support.tensors(), **numbers}
+        return {**kept, **self.support.tensors(), **numbers, "sketch_seed": torch.tensor(self.config.sketch_seed)}
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
-        do_round = self._fused_round if self._fused else self._composed_round
-        outcome = do_round(number, update, trained_on, models, now, new)
+        outcome = self._one_round(number, update, trained_on, models, now, new)
         self.rounds += 1
         if self.rounds % self.every == 0:
             self.support.refresh(self.presence.mask(self.seen))
         return outcome
 
-    def _fused_round(
+    def _one_round(
         self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        state = *self._past, self.factors, self.recorded, self.factor_counts, self.counts
-        return Outcome(*step(update, client, trained_on, now, new, models, *state, self.lr, *self._settings))
-
-    def _composed_round(
-        self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
-    ) -> Outcome:
-        sketch, of_model = self.sketch.of(update), self.sketch.of(trained_on)
+        sketch, of_model = (self.sketch.of(x) if self.sketch else x for x in (update, trained_on))
         last, last_model, _ = self.history.of(client)
         square = inner(update[None], update)[0]
         changes = squared_distance(sketch, last), squared_distance(of_model, last_model)
@@ -96,7 +90,11 @@ class Sketched(Composed):
         scale = weight * mask.sum() * clip_to(norm, median_norm) * v.clip
         direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
         sketch = sketch * v.clip
-        self.support.add(client, sketch, last, norm, median_norm, v.stored)
+        if isinstance(self.support, MeanSteps):
+            far = torch.where(v.taken & v.steps, weight * mask.sum() * v.pace, 0)
+            self.support.add_step(client, sketch, norm, median_norm, v.stored, far)
+        else:
+            self.support.add(client, sketch, last, norm, median_norm, v.stored)
         self.history.remember(client, sketch, of_model, v.stored)
         models[new] = self._stepped(models[now], direction, v)
         none = torch.zeros_like(v.reason)
@@ -110,11 +108,40 @@ class Sketched(Composed):
     def row_weights(self, model: Tensor) -> Tensor:
         return self.support.weights(self.presence.mask(self.seen) & (self.support.norms.square() <= MAX_SQUARE))
 
+    @property
+    def similarity(self) -> Tensor | None:
+        return self.support.products() if isinstance(self.support, MeanSteps) and not self.sketch else None
+
     def estimates(self, model: Tensor) -> Tensor:
-        raise self._no_updates("estimates")
+        if self.sketch:
+            raise self._no_updates("estimates")
+        return super().estimates(model)
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        raise self._no_updates("last")
+        if self.sketch:
+            raise self._no_updates("last")
+        return super().last_of(client)
 
     def _no_updates(self, call: str) -> ValueError:
         return ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {self.config.sketch}")
+
+
+class Sketched(Averaged):
+    """averages="uploads" on sketches: the round is one op where it fits. Updates are not kept."""
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        super().__init__(config, clients, size, device)
+        assert self.sketch
+        past = self.history.last_updates, self.history.last_models, self.seen, *self.support.tensors().values()
+        self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
+        c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, SPAN
+        self._fused = fits(config, device)
+
+    def _one_round(
+        self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        if not self._fused:
+            return super()._one_round(client, update, trained_on, models, now, new)
+        state = *self._past, self.factors, self.recorded, self.factor_counts, self.counts
+        return Outcome(*step(update, client, trained_on, now, new, models, *state, self.lr, *self._settings))

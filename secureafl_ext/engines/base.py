@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..rules.kinship import Kinship
-from ..rules.similarity import Similarity
 from .presence import Presence
 from .ranks import NotifyPeers, Ranks
 
@@ -39,8 +38,8 @@ class Engine(Protocol):
         """(n or more) bool: clients with a history."""
 
     @property
-    def similarity(self) -> Similarity | None:
-        """The averaged inner products of the clients' updates, with rule="kinship" or "support"."""
+    def similarity(self) -> Tensor | None:
+        """(n, n) float64: averaged inner products of the clients' updates, with rule="kinship" or "support"."""
 
     @property
     def kinship(self) -> Kinship | None:

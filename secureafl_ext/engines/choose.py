@@ -5,12 +5,12 @@ import torch
 from ..config import Config
 from ..validation import name_of
 from . import fused, kinship, row_rules, sharded_composed, support
+from .averaged import Averaged, Sketched
 from .base import Engine, ShardedEngine
 from .composed import Composed
 from .ranks import Ranks
 from .sharded import Sharded
 from .sharded_composed import ShardedComposed
-from .sketched import Sketched
 
 
 def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, sharded: bool) -> None:
@@ -23,6 +23,8 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
         raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
     if sharded and config.sketch:
         raise ValueError(f"SecureAFL: sketch must be 0 with process_group, got {config.sketch}")
+    if sharded and config.averages == "steps":
+        raise ValueError("SecureAFL: averages must be 'uploads' with process_group, got 'steps'")
     conflict = fused.unsupported(config, clients, device)
     if conflict and config.pair_dtype == torch.float16:
         raise ValueError(f"SecureAFL: history_dtype=float16 does not support {conflict}")
@@ -38,6 +40,8 @@ def make_sharded(config: Config, clients: int, size: int, device: torch.device, 
 
 
 def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:
+    if config.averages == "steps":
+        return Averaged(config, clients, size, device)
     if config.sketch:
         return Sketched(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:
@@ -54,7 +58,8 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
 def too_large(config: Config, clients: int, size: int, device: torch.device) -> torch.OutOfMemoryError:
     """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
-    last = 2 * clients * (config.sketch or size) * config.dtype.itemsize
+    rows = 3 if config.averaged else 2
+    last = rows * clients * (config.sketch or size) * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (
         f"{last / 1e9:.3g} GB for the last update and model of {clients} clients",

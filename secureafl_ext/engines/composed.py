@@ -10,7 +10,6 @@ from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
 from ..rules.row_rules import clip_to
-from ..rules.similarity import Similarity
 from .base import Outcome
 from .history import History
 from .presence import Presence
@@ -45,7 +44,7 @@ class Composed:
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
         self.quorum = config.quorum_of(clients)
-        self.rows = RowWise(config, clients, size, device) if config.row_wise and not config.sketch else None
+        self.rows = RowWise(config, clients, size, device) if config.row_wise and not config.averaged else None
         self._clients = torch.arange(clients, device=device).split(1)
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:
@@ -69,12 +68,12 @@ class Composed:
         return self.history.seen
 
     @property
-    def similarity(self) -> Similarity | None:
-        return self.rows.similarity if self.rows else None
+    def similarity(self) -> Tensor | None:
+        return self.rows.similarity.means if self.rows and self.rows.similarity else None
 
     @property
     def kinship(self) -> Kinship | None:
-        return self.similarity if isinstance(self.similarity, Kinship) else None
+        return self.rows.similarity if self.rows and isinstance(self.rows.similarity, Kinship) else None
 
     @property
     def capturable(self) -> bool:

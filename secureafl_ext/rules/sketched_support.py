@@ -47,7 +47,7 @@ class SketchedSupport:
         now = sketch.double() / torch.maximum(norm, median_norm)
         consecutive = now @ last.double() / torch.maximum(before, median_norm)
         again = before > 0  # a first upload begins the mean
-        counts = stored & (norm.square() <= MAX_SQUARE) & now.isfinite().all() & consecutive.isfinite()
+        counts = stored & may_be_averaged(norm, now) & consecutive.isfinite()
         seen = torch.where(again, met, -1).double()  # uploads compared before
         share = 1 / (seen + 2).clamp(max=SPAN)
         after = torch.where(counts, torch.lerp(mean.double(), now, share).to(mean.dtype), mean)
@@ -68,6 +68,11 @@ class SketchedSupport:
             rows = shortened(self.means[chosen].double(), self.squares[chosen])
             few = len(rows) <= rows.shape[1]  # then the products of the clients are the smaller matrix
             self.shift[chosen] = support.shifts(rows @ rows.T) if few else shifts(rows)
+
+
+def may_be_averaged(norm: Tensor, update: Tensor) -> Tensor:
+    """() bool: an update whose norm or coordinates overflow is not averaged."""
+    return (norm.square() <= MAX_SQUARE) & update.isfinite().all()
 
 
 def shortened(means: Tensor, squares: Tensor) -> Tensor:

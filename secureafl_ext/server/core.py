@@ -134,9 +134,8 @@ class ServerCore:
     @property
     def similarity(self) -> Tensor | None:
         """(n, n) float64, read-only: mean inner products of the clients' updates, in squares of the median norm. None
-        unless rule="kinship" or "support"."""
-        similarity = self._engine.similarity
-        return similarity.means if similarity else None
+        unless rule="kinship" or "support", and with sketches."""
+        return self._engine.similarity
 
     @property
     def kinship(self) -> Tensor | None:

@@ -64,6 +64,7 @@ class SecureAFL(CheckpointedServer):
         expiry: int | None = 8,
         probation: int = 3,
         quorum: float = 0.0,
+        averages: str = "uploads",
         sketch: int = 0,
         sketch_seed: int | None = None,
         process_group: "torch.distributed.ProcessGroup | None" = None,
@@ -189,6 +190,8 @@ class SecureAFL(CheckpointedServer):
             return f"spacing={self.config.spacing}"  # turns are counted on the host
         if self._engine.capturable:
             return None
+        if self.config.averages == "steps":
+            return "averages='steps'"
         if self.config.sketch:
             return f"sketch={self.config.sketch}"
         return fused.unsupported(self.config, self.clients, self._models.device)

@@ -1,0 +1,208 @@
+"""averages="steps": rule="support" by the mean of each client's updates, weighted by how far they moved the model."""
+
+import numpy as np
+import pytest
+import torch
+from groups import Fleet
+
+from secureafl_ext import RECOMMENDED, SecureAFL
+from secureafl_ext.rules.mean_steps import MeanSteps
+
+CPU = torch.device("cpu")
+N, D = 30, 4000
+KINDS = {"whole": {}, "sketched": {"sketch": 1024, "sketch_seed": 7}}
+
+
+def make(device="cpu", size=D, averages="steps", **settings):
+    return SecureAFL(torch.zeros(size, device=device), N, **RECOMMENDED | {"lr": 0.1, "averages": averages} | settings)
+
+
+def trained(server, rounds, **fleet):
+    for _ in Fleet(N, server.model.numel(), **fleet).rounds(rounds, server):
+        pass
+    return server
+
+
+def the_same(one, other):
+    return all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one | other)
+
+
+def test_means_and_squares_are_those_of_the_formula():
+    """In NumPy, from the list of all uploads: weights of the mean, and the square without its noise."""
+    kept, random = MeanSteps(3, 8, torch.float64, CPU), np.random.default_rng(1)
+    rows, weights = [], np.zeros(0)
+    total = 0.0
+    for i in range(120):
+        update, norm, usual, moved = random.normal(size=8), *random.uniform(0.5, 2, 2), random.uniform(0, 1.4)
+        stored = i % 7 != 3
+        numbers = (torch.tensor(v, dtype=torch.float64) for v in (norm, usual))
+        last = torch.tensor(stored), torch.tensor(moved, dtype=torch.float64)
+        kept.add_step(torch.tensor([1]), torch.tensor(update), *numbers, *last)
+        if stored:
+            share = 0.1 + 0.9 * min(moved, 1)
+            total = min(total + share, 50)
+            weights = np.append(weights * (1 - share / total), share / total)
+            rows.append(update / max(norm, usual))
+    mean, noise = weights @ np.array(rows), weights @ weights
+    np.testing.assert_allclose(kept.means[1].numpy(), mean)
+    np.testing.assert_allclose(float(kept.noise[1]), noise)
+    np.testing.assert_allclose(float(kept.squares[1]), max((mean @ mean - noise) / (1 - noise), 0))
+    assert float(kept.total[1]) == pytest.approx(total) and int(kept.met[1]) == len(rows) - 1
+    assert not kept.means[0].any() and not kept.total[0]
+
+
+@pytest.mark.parametrize("length", [0.0, 0.5, 0.8])
+def test_squares_have_no_noise_of_single_updates(length):
+    """Updates of length 1, of which `length` is the same each time. The plain square has some."""
+    random, found, plain = torch.Generator().manual_seed(0), [], []
+    one, full = torch.tensor(1.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    for _ in range(200):
+        kept = MeanSteps(1, 100, torch.float64, CPU)
+        for _ in range(12):
+            noise = torch.randn(100, generator=random, dtype=torch.float64)
+            noise[0] = 0
+            update = noise / noise.norm() * (1 - length**2) ** 0.5
+            update[0] = length
+            kept.add_step(torch.tensor([0]), update, one, one, torch.tensor(True), full)
+        found.append(float(kept.squares[0]))
+        plain.append(float(kept.means[0].square().sum()))
+    assert abs(np.mean(found) - length**2) < 0.02
+    assert np.mean(plain) - length**2 > 0.02
+
+
+def test_of_a_single_upload_nothing_is_known():
+    kept, one = MeanSteps(1, 8, torch.float64, CPU), torch.tensor(1.0, dtype=torch.float64)
+    kept.add_step(torch.tensor([0]), torch.full((8,), 8**-0.5).double(), one, one, torch.tensor(True), one)
+    assert float(kept.squares[0]) == 0 and kept.means[0].norm() == pytest.approx(1)
+
+
+def test_an_upload_that_moves_nothing_hardly_counts():
+    """Ten decoys without effect beside five pushes: the mean keeps five sixths of the push."""
+    kept, one = MeanSteps(1, 2, torch.float64, CPU), torch.tensor(1.0, dtype=torch.float64)
+    push, decoy = torch.eye(2, dtype=torch.float64)
+    for _ in range(5):
+        kept.add_step(torch.tensor([0]), push, one, one, torch.tensor(True), one)
+        for _ in range(2):
+            kept.add_step(torch.tensor([0]), decoy, one, one, torch.tensor(True), 0 * one)
+    np.testing.assert_allclose(kept.means[0].numpy(), [5 / 6, 1 / 6])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attackers_who_send_decoys_are_a_large_group(kind, device):
+    """Half of their steps are pushes, so they are left with what a large group keeps."""
+    server = trained(make(device, **KINDS[kind]), 40 * N, malicious=8, decoys=1)
+    weights = server.weights() * N
+    assert weights[:8].max() < 0.5 and weights[8:].min() > 1
+
+
+def test_averages_of_uploads_do_not_find_them():
+    """What the other setting misses: no two pushes are ever compared."""
+    server = trained(make(averages="uploads"), 40 * N, malicious=8, decoys=1)
+    assert (server.weights()[:8] * N).min() > 0.8
+
+
+def test_plain_attackers_lose_their_weight_and_honest_clients_keep_theirs(device):
+    weights = trained(make(device), 40 * N, malicious=6).weights() * N
+    assert weights[:6].max() < 0.35 and weights[6:].mean() > 0.9
+    weights = trained(make(device), 20 * N).weights() * N
+    assert weights.min() > 0.4 and weights.sum() > 0.9 * N
+
+
+def test_until_weights_are_computed_it_does_what_averages_of_uploads_do(device):
+    steps, uploads = make(device, size=500), make(device, size=500, averages="uploads")
+    for _, (a, b) in Fleet(N, 500).rounds(2 * N - 1, steps, uploads):
+        assert (bool(a.accepted), a.reason) == (bool(b.accepted), b.reason)
+        torch.testing.assert_close(a.weight, b.weight)
+        torch.testing.assert_close(steps.model, uploads.model, rtol=1e-4, atol=1e-6)
+
+
+def test_similarity_has_the_inner_products_of_the_means():
+    server = trained(make(size=300), 10 * N)
+    state, products = server.state_dict(), server.similarity
+    means, squares = state["means"].double().numpy(), state["squares"].numpy()
+    units = means / np.linalg.norm(means, axis=1, keepdims=True)
+    lengths = np.minimum(np.sqrt(squares), np.linalg.norm(means, axis=1))
+    np.testing.assert_allclose(products.numpy(), lengths[:, None] * (units @ units.T) * lengths, atol=1e-6)
+    assert make(sketch=64).similarity is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_continues_bit_for_bit(kind, tmp_path, device):
+    server, fleet = make(device, **KINDS[kind]), Fleet(N, D, malicious=6, decoys=1)
+    for _ in fleet.rounds(3 * N + 7, server):
+        pass
+    server.save(tmp_path / "s.safetensors")
+    again = SecureAFL.load(tmp_path / "s.safetensors", device=device)
+    for _, (a, b) in fleet.rounds(4 * N, server, again):
+        assert a.reason == b.reason and torch.equal(a.weight, b.weight)
+    assert the_same(server.state_dict(), again.state_dict())
+
+
+FORGED = {
+    "means": lambda t: t.fill_(3),
+    "squares": lambda t: t.fill_(torch.nan),
+    "total": lambda t: t.fill_(51),
+    "noise": lambda t: t.fill_(-0.1),
+    "norms": lambda t: t.fill_(-1),
+    "shift": lambda t: t.fill_(torch.inf),
+    "rounds": lambda t: t.fill_(-5),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_state_is_refused_and_nothing_changes(name):
+    server = trained(make(size=100), 70)
+    state, before = server.state_dict(), server.state_dict()
+    FORGED[name](state[name])
+    with pytest.raises(ValueError, match=f"{name} must be .* got other values"):
+        server.load_state_dict(state)
+    assert the_same(before, server.state_dict())
+
+
+def test_hostile_updates_leave_a_state_that_loads(device):
+    """Garbage, zeros, huge ones, one upload again and again."""
+    server, fleet = make(device, size=500), Fleet(N, 500)
+    hostile = [torch.full((500,), v) for v in (0.0, 3e38, -3e38, 1e-40, torch.inf, torch.nan)]
+    for i, _ in enumerate(fleet.rounds(5 * N, server)):
+        server.submit(i % 7, hostile[i % len(hostile)].to(server.model), server.version)
+    assert server.model.isfinite().all() and server.weights().isfinite().all()
+    server.load_state_dict(server.state_dict())
+    assert (server.weights()[7:] * N).mean() > 0.5
+
+
+def test_a_client_that_is_forgotten_leaves_nothing():
+    server = trained(make(size=100), 3 * N)
+    server.forget(4)
+    state = server.state_dict()
+    for name in ("means", "squares", "total", "noise", "met", "norms", "last_updates", "last_models"):
+        assert not state[name][4].any() and state[name].any()
+
+
+def test_whole_updates_are_kept():
+    server = make(size=100)
+    server.submit(3, torch.ones(100), 0)
+    update, model = server.last(torch.tensor([3]))
+    assert torch.equal(update, torch.ones(100)) and not model.any()
+    assert torch.equal(server.estimates()[3], torch.ones(100))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"averages": "both"}, "averages must be one of uploads, steps, got 'both'"),
+        (
+            {"step": "all"},
+            "averages must be 'uploads' unless rule='support', step='received' and memory=0, got 'steps'",
+        ),
+        ({"rule": "kinship"}, "averages must be 'uploads' unless"),
+        ({"memory": 2, "quorum": 0.0}, "averages must be 'uploads' unless"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=f"SecureAFL: {message}"):
+        make(**settings)
+
+
+def test_it_cannot_be_captured():
+    with pytest.raises(ValueError, match="enqueue: not supported with averages='steps'; use submit"):
+        make().enqueue(torch.tensor([0]), torch.ones(D), torch.zeros(D))

@@ -60,6 +60,7 @@ class Audited:
         self._lock = threading.RLock()
         self._shape, self._dtype = server.model.shape, server.model.dtype
         self._updates = Updates(self.folder, sync)
+        self._updates.need_own_folder()
         self._log = Log(self.folder, rotate, sync)
         self._at_head = False  # whether the server has the state that the end of the log describes
         self._behind = False  # whether the server has changed without a line

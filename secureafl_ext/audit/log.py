@@ -1,5 +1,6 @@
 """The files of an audit log: appended to by one process, rotated, and read as untrusted input."""
 
+import errno
 import fcntl
 import os
 import re
@@ -126,7 +127,7 @@ class Log:
         self.folder, self.rotate, self.sync = folder, rotate, sync
         folder.mkdir(parents=True, exist_ok=True)
         self._file: int | None = None
-        self._lock: int | None = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock: int | None = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             self._lock_folder()
             self._open()
@@ -174,6 +175,7 @@ class Log:
             return
         need_file(files[-1], LARGEST_FILE)
         self.number, self._size, half = len(files) - 1, files[-1].stat().st_size, None
+        self._file = open_own(files[-1], os.O_WRONLY | os.O_APPEND)
         before = self._last_head(files)
         try:
             head = end_of(files[-1], before)
@@ -181,7 +183,6 @@ class Log:
             half, head, self._size = problem, problem.head, problem.end
         assert head is not None
         self.head = head
-        self._file = os.open(files[-1], os.O_WRONLY | os.O_APPEND)
         if half:
             os.ftruncate(self._file, half.end)
         if not self._size:  # a crash came before its first line
@@ -205,7 +206,7 @@ class Log:
         """Begin a file. If its first line cannot be written, it is removed again, and the log ends as before."""
         path = self.folder / name_of(number)
         before = self._file, self.number, self._size, self.head
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        file = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         self._file, self.number, self._size = file, number, 0
         try:
             self._append("file", {"count": number})
@@ -241,6 +242,16 @@ class Log:
             raise
         self.head, self._size = Head(line.seq, hash_), self._size + len(raw)
         return line
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of the log for writing. Not through a link: what it leads to is not the log's to change."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{path}: expected a file of the audit log, got a symbolic link") from None
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:

@@ -1,6 +1,7 @@
 """The kept updates of an audit log: one file per upload, named by the number of its line, which has its hash."""
 
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -10,8 +11,9 @@ from ..bounded_files import contents
 from ..checkpoint.files import to_disk
 from .facts import sha256
 from .line import DTYPES, Line
-from .log import write_all
+from .log import open_own, write_all
 
+NAME = re.compile(r"[0-9]{12}\.bin")
 REFUSED = ("stale", "too_soon")  # what such an update holds does not matter to the server
 
 
@@ -21,10 +23,21 @@ class Updates:
     def __init__(self, folder: Path, sync: bool = False):
         self.folder, self.sync = folder / "updates", sync
 
+    def need_own_folder(self) -> None:
+        """Refuse a link: the files that it leads to are not the log's to write over or to delete."""
+        if self.folder.is_symlink():
+            raise ValueError(f"{self.folder}: expected a folder of the audit log, got a symbolic link")
+
     def put(self, seq: int, data: memoryview) -> None:
-        """The bytes of an update whose line will have this number. A file that a crash left is written over."""
+        """The bytes of an update whose line will have this number. They take the place of what has the name.
+
+        That is a file that a crash left, or a link or a pipe of somebody else, which must not be written through.
+        """
+        self.need_own_folder()
         self.folder.mkdir(exist_ok=True)
-        file = os.open(self._path(seq), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        path = self._path(seq)
+        path.unlink(missing_ok=True)
+        file = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             write_all(file, data)
             if self.sync:
@@ -52,11 +65,13 @@ class Updates:
         return torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
 
     def drop(self, seq: int) -> None:
+        self.need_own_folder()
         self._path(seq).unlink(missing_ok=True)
 
     def drop_before(self, seq: int) -> None:
+        self.need_own_folder()
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.stem.isdecimal() and int(path.stem) < seq:
+            if NAME.fullmatch(path.name) and int(path.stem) < seq:
                 path.unlink(missing_ok=True)
 
     def _path(self, seq: int) -> Path:

@@ -12,7 +12,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def rows(table) -> list[list[str]]:
-    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+    return [list(map(str, row)) for row in zip(*(column.cells for column in table.columns), strict=True)]
 
 
 def test_the_table_has_a_row_per_run_and_no_empty_column():

@@ -5,9 +5,12 @@ from concurrent.futures import BrokenExecutor
 
 import torch
 
+from ..validation import printable
+
 
 def say(text: str) -> None:
-    print(f"secureafl: {text}", file=sys.stderr, flush=True)
+    """Names from files that anyone may have written are in it."""
+    print(f"secureafl: {printable(text, also=chr(10))}", file=sys.stderr, flush=True)
 
 
 def message(error: Exception) -> str | None:

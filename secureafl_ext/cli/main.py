@@ -65,11 +65,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+class Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        errors.say(record.getMessage())
+
+
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Show the library's warnings like the messages of the command."""
-    logger, handler = logging.getLogger("secureafl_ext"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("secureafl: %(message)s"))
+    logger, handler = logging.getLogger("secureafl_ext"), Said()
     logger.addHandler(handler)
     try:
         yield

@@ -8,17 +8,23 @@ from typing import NamedTuple
 from ..sim.loop import Outcome
 from ..sim.options import get
 from ..sim.settings import Resolved
+from ..validation import printable
 
 try:
+    from matplotlib import rc_context
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure  # draws with Agg, no display needed
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     text = f"the package {package} is missing: pip install 'secureafl_ext[sim]'"
     raise ModuleNotFoundError(text, name=package) from error
+
+
+LITERAL = {"text.parse_math": False}  # of a picture: a name with dollars is not a formula
 
 
 class Column(NamedTuple):
@@ -64,7 +70,8 @@ def table(outcomes: list[Outcome], varied: list[str], columns: Sequence[Column] 
         made.add_column(column.heading, justify="right")
     for outcome in outcomes:
         numbers = [digits(outcome.summary.get(column.key), column.places) for column in columns]
-        made.add_row(*(format_value(get(outcome.settings, name)) for name in varied), *numbers)
+        # Text, not str: rich would obey [markup] in a name, and a results file may have any.
+        made.add_row(*(Text(printable(format_value(get(outcome.settings, name)))) for name in varied), *numbers)
     return made
 
 
@@ -104,6 +111,7 @@ def divergence_notes(outcomes: list[Outcome], varied: list[str]) -> list[str]:
     return notes
 
 
+@rc_context(LITERAL)
 def curves(path: Path, outcomes: list[Outcome], varied: list[str]) -> None:
     """PNG: error against the round, a line per run; attack success below where there is one."""
     figure, panels = _panels(outcomes, title(outcomes[0].settings, varied))
@@ -117,6 +125,7 @@ def curves(path: Path, outcomes: list[Outcome], varied: list[str]) -> None:
     _finish(path, figure, panels, "round")
 
 
+@rc_context(LITERAL)
 def against(path: Path, outcomes: list[Outcome], varied: list[str]) -> None:
     """PNG: final error against the first setting of numbers, a line per combination of the others."""
     numbers = [name for name in varied if any(isinstance(get(o.settings, name), (int, float)) for o in outcomes)]

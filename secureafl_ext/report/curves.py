@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,11 +18,13 @@ from ..sim.options import KINDS, get
 from ..sim.outcome import Outcome
 from ..sim.results import Record
 from ..sim.settings import VARIANT_SETTINGS
+from ..validation import printable
 from . import console, paper_numbers, style
 from .paper_numbers import Numbers
 
 NAME = "curves.png"
 ACROSS = 4  # panels side by side
+LONGEST_NAME = 40  # characters
 LINES = ("attack", "defense")  # what tells panels and lines apart
 OPTIONS = ("attack_options", "defense_options")
 PLACE = ("data_dir", "device")  # do not change a result
@@ -46,7 +49,8 @@ def select(records: Iterable[Record], only: Mapping[str, Collection[Any]]) -> Pa
     runs = list(chosen.values())
     _need_alike(runs, ALIKE)
     panels: Panels = {}
-    for attack in (name for name in ATTACKS if name in {run.settings.attack for run in runs}):
+    attacks = {run.settings.attack: None for run in runs}
+    for attack in [*filter(attacks.__contains__, ATTACKS), *(name for name in attacks if name not in ATTACKS)]:
         panels[attack] = {}
         for run in (run for run in runs if run.settings.attack == attack):
             panels[attack].setdefault(run.settings.defense, []).append(run)
@@ -75,6 +79,7 @@ def draw(path: Path, panels: Panels) -> None:
     figure(panels).savefig(path, dpi=90)
 
 
+@rc_context(console.LITERAL)
 def figure(panels: Panels) -> Figure:
     """A line is the mean over seeds; its band goes from the lowest to the highest seed. Dashes: attack success."""
     settings = next(iter(next(iter(panels.values())).values()))[0].settings
@@ -87,7 +92,7 @@ def figure(panels: Panels) -> Figure:
     across = min(len(panels), ACROSS)
     down = -(-len(panels) // across)
     drawn = Figure(figsize=(max(6.0, 3.1 * across), 1.4 + 2.4 * down), layout="constrained")
-    drawn.suptitle(f"{settings.dataset}: {console.measure(settings)} by round")
+    drawn.suptitle(f"{_name(settings.dataset)}: {console.measure(settings)} by round")
     grid = drawn.subplots(down, across, squeeze=False).flatten().tolist()
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -100,19 +105,24 @@ def figure(panels: Panels) -> Figure:
             theirs = numbers.get(("secureafl" if name.startswith("secureafl") else name, attack))
             if theirs is not None and theirs[0] < top:
                 axes.plot(settings.rounds, theirs[0], "x", color=colors[name], markersize=8, clip_on=False, zorder=20)
-        axes.set_title(attack)
+        axes.set_title(_name(attack))
         axes.set_ylim(0, top)
         axes.set_xlim(0, settings.rounds)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.tick_params(labelbottom=i + across >= len(panels))  # there is no panel below
         axes.grid(alpha=0.3)
-    handles = [Line2D([], [], color=colors[name], label=name) for name in defenses]
+    handles = [Line2D([], [], color=colors[name], label=_name(name)) for name in defenses]
     if any(run.asr is not None for lines in panels.values() for runs in lines.values() for run in runs):
         handles.append(Line2D([], [], color="black", linestyle="--", label="attack success"))
     if numbers:
         handles.append(Line2D([], [], color="black", marker="x", linestyle="", label="end of the paper's run"))
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 2 * across))
     return drawn
+
+
+def _name(name: str) -> str:
+    """For a picture. A results file may have any."""
+    return printable(name, LONGEST_NAME)
 
 
 def _line(axes: Axes, runs: list[Outcome], color: str, wide: bool) -> None:

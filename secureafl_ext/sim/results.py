@@ -22,6 +22,7 @@ import torch
 import secureafl_ext
 
 from .. import bounded_files
+from ..validation import printable
 from .code import code
 from .loop import Outcome, Point
 from .options import KINDS, TYPE_NAMES, fits
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 NAME = "results.jsonl"
 MOST_BYTES = 2**30  # of a results file; a run takes a few thousand
+MOST_BITS = 64  # of a whole number: seeds have them. Readers make floats of it, which end at 1024 bits
 # JSON has no such numbers: they are written as these strings, and read back as numbers.
 NOT_FINITE = ("inf", "-inf", "nan")
 
@@ -220,7 +222,8 @@ def _record(parts: dict[str, Any], where: str) -> Record:
         made = Record(outcome, **parts)
         _check(made)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{where} was not written by this version ({error}); choose another folder") from None
+        why = printable(str(error), 200)  # with names from the file
+        raise ValueError(f"{where} was not written by this version ({why}); choose another folder") from None
     return made
 
 
@@ -248,6 +251,8 @@ def _check(record: Record) -> None:
 def _need(name: str, value: object, kind: type, optional: bool = False) -> None:
     if not fits(kind, value) and not (optional and value is None):
         raise TypeError(f"{name} must be {TYPE_NAMES[kind]}")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise TypeError(f"{name} must have at most {MOST_BITS} bits, got {value.bit_length()}")
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -1,26 +1,30 @@
 """`secureafl watch`: a live table of a server's page in the terminal, or the page of a log file."""
 
 import argparse
+import http.client
 import json
 import os
+import socket
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from ..operate import View, serve
 from ..operate.follow import Follow
-from ..validation import printable
+from ..validation import printable, shown
 from .errors import say
 
 POLL_SECONDS = 1.0
 SECONDS = 10.0  # for an answer
+LATE = f"it was not whole after {SECONDS:g} seconds"
 LARGEST_ANSWER = 2**24  # bytes
 ROWS = 20  # clients in the table
+STATE = f"/state.json?count={ROWS}"
+LONGEST_HEAD = 1_000  # characters above the table
 TOKEN = "SECUREAFL_TOKEN"  # variable of the environment: other users can see the flags of a process
 
 
@@ -28,7 +32,7 @@ def watch(arguments: argparse.Namespace) -> None:
     """a live table of the page at a URL, or the page of a log file; suspicious clients first"""
     token = arguments.token or os.environ.get(TOKEN) or None
     try:
-        if urlsplit(arguments.what).scheme in ("http", "https"):
+        if arguments.what.lower().startswith(("http:", "https:")):
             watch_url(arguments.what, token, arguments.once)
         else:
             watch_file(Path(arguments.what), arguments.host, arguments.port, token, arguments.once)
@@ -64,31 +68,66 @@ def watch_url(url: str, token: str | None, once: bool) -> None:
             shown.update(table(state, trouble), refresh=True)
 
 
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """The token must not follow to another host."""
-
-
 def fetch_state(url: str, token: str | None) -> dict[str, Any]:
-    address = urljoin(url, f"/state.json?count={ROWS}")
-    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
+    data = ask(url, token)
     try:
-        with opener.open(request, timeout=SECONDS) as answer:
-            data = answer.read(LARGEST_ANSWER + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            hint = f": it needs --token, or the variable {TOKEN}" if error.code == 401 else ""
-            raise ValueError(f"watch: {url} answered {error.code}{hint}") from None
-    except urllib.error.URLError as error:
-        raise OSError(f"watch: no answer from {url}: {error.reason}") from None
-    try:
-        state = json.loads(data) if len(data) <= LARGEST_ANSWER else None
-    except (ValueError, RecursionError):
-        state = None
-    if not isinstance(state, dict) or not {"clients", "states", "totals", "named"} <= set(state):
-        raise ValueError(f"watch: URL must lead to a page of SecureAFL, got another answer from {url}")
+        state: dict[str, Any] = json.loads(data if len(data) <= LARGEST_ANSWER else b"")
+        table(state)
+    except Exception:  # whatever the table cannot show is no state of a page
+        raise ValueError(f"watch: URL must lead to a page of SecureAFL, got another answer from {url}") from None
     return state
+
+
+def ask(url: str, token: str | None) -> bytes:
+    """The answer, all of it within SECONDS of the connection. No redirect is followed: the token must not."""
+    connection, over = connection_to(url), threading.Event()
+    try:
+        connection.connect()
+        with deadline(connection.sock, over):
+            connection.request("GET", STATE, headers={"Authorization": f"Bearer {token}"} if token else {})
+            answer = connection.getresponse()
+            data = answer.read(LARGEST_ANSWER + 1)
+    except (OSError, http.client.HTTPException) as error:
+        why = LATE if over.is_set() else printable(str(error).strip(), 100) or type(error).__name__
+        raise OSError(f"watch: no answer from {url}: {why}") from None
+    finally:
+        connection.close()
+    if over.is_set():
+        raise OSError(f"watch: no answer from {url}: {LATE}")
+    if answer.status != http.HTTPStatus.OK:
+        hint = f": it needs --token, or the variable {TOKEN}" if answer.status == http.HTTPStatus.UNAUTHORIZED else ""
+        raise ValueError(f"watch: {url} answered {answer.status}{hint}")
+    return data
+
+
+def connection_to(url: str) -> http.client.HTTPConnection:
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise ValueError("it names no host")
+        parts.hostname.encode("idna")  # a UnicodeError is a ValueError
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname, parts.port, timeout=SECONDS)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise ValueError(f"watch: URL must be like http://HOST:PORT/, got {shown(url)}: {error}") from None
+
+
+@contextmanager
+def deadline(connected: socket.socket, over: threading.Event) -> Iterator[None]:
+    """End the connection after SECONDS. Its own timeout is for a single read: a byte now and then would renew it."""
+
+    def end() -> None:
+        over.set()
+        with suppress(OSError):
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)  # that of TLS would be a race with the reader
+
+    timer = threading.Timer(SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def watch_file(path: Path, host: str, port: int, token: str | None, once: bool) -> None:
@@ -114,12 +153,12 @@ def table(state: Mapping[str, Any], trouble: str = "") -> Any:
     states = ", ".join(f"{count} {name}" for name, count in state["states"].items() if count)
     totals = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in state["totals"].items())
     head = f"{state['title']} version {state['version']}, {state['rate']:.1f} uploads/s\nclients: {states}\n{totals}"
-    title, caption = Text(printable(head.strip(), also="\n")), Text(printable(trouble))
+    title, caption = Text(printable(head.strip(), LONGEST_HEAD, also="\n")), Text(printable(trouble))
     result = Table(title=title, caption=caption, title_justify="left")
     numbers = "accepted", "rejected", "staleness", "factor", "weight", "left out"
     for name in ("client", "name", "state", *numbers, "named"):
         result.add_column(name, justify="right" if name in ("client", *numbers) else "left", overflow="ellipsis")
-    for row in state["clients"]["rows"]:
+    for row in state["clients"]["rows"][:ROWS]:
         named = "" if row["named_at"] is None else f"{clock(row['named_at'])}, version {row['named_version']}"
         counts = [str(row["counts"].get(kind, 0)) for kind in ("accepted", "rejected")]
         values = [short(row[name]) for name in ("staleness", "factor", "weight")]

@@ -1,5 +1,6 @@
 """Registration of attacks, defenses and data sets, by hand and by installed packages."""
 
+import asyncio
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -215,6 +216,8 @@ def fails(error):
     [
         (fails(ImportError("no module\nnamed x")), "ImportError: no module named x"),
         (fails(SystemExit(3)), "SystemExit: 3"),
+        (fails(asyncio.CancelledError("gone")), "CancelledError: gone"),
+        (fails(GeneratorExit()), "GeneratorExit"),
         (fails(RuntimeError("\x1b[31m" + "x" * 10_000)), "RuntimeError"),
         (lambda needed: None, "TypeError"),
         ("text", "TypeError: the entry point must be a function without arguments, got 'text'"),

@@ -174,6 +174,7 @@ def installed(folder: Path, monkeypatch, source: str, points: dict[str, str]) ->
 
 
 SOURCE = """
+import asyncio
 from secureafl_ext.rules import register_rule
 from secureafl_ext.rules.row_rules import mean
 calls = []
@@ -184,6 +185,14 @@ def register():
 
 def broken():
     raise OSError("no such disk")
+
+def half():
+    register_rule("half", mean)
+    raise OSError("no such disk")
+
+def cancelled():
+    register_rule("half", mean)
+    raise asyncio.CancelledError("gone")
 
 number = 7
 """
@@ -203,6 +212,8 @@ def test_an_installed_package_is_found_and_called_once(tmp_path, monkeypatch):
     ("point", "words"),
     [
         ("plugged:broken", "OSError: no such disk"),
+        ("plugged:half", "OSError: no such disk"),
+        ("plugged:cancelled", "CancelledError: gone"),
         ("plugged:absent", "AttributeError"),
         ("not_there:register", "ModuleNotFoundError"),
         ("plugged:number", "TypeError: the entry point must be a function without arguments, got 7"),
@@ -217,6 +228,9 @@ def test_a_broken_package_gives_a_warning_that_names_it_and_breaks_nothing(tmp_p
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="rule must be one of"):
             make(rule="other")  # said once
+        with pytest.raises(ValueError, match="support, plugged_in, got 'half'"):  # what it registered is taken back
+            make(rule="half")
+    assert "half" not in WEIGHTS
 
 
 def test_the_group_is_the_documented_one(monkeypatch):

@@ -1,12 +1,14 @@
 """register_rule: makes a function a row-wise rule."""
 
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..config import RULES, Config, add_rule
+from ..config import CHECKS, RULES, Config, add_rule, one_of
+from ..entry_points import undo
 from ..validation import describe, shown
 from .row_rules import WEIGHTS
 
@@ -45,6 +47,20 @@ def register_rule(name: str, weights: WeightsFunction) -> None:
         raise ValueError(f"register_rule: weights must be a function (gram, mask, config), got {shown(weights)}")
     WEIGHTS[name] = weights
     add_rule(name)
+
+
+def _undo_rules() -> Callable[[], None]:
+    before = frozenset(RULES)
+
+    def take_back() -> None:
+        for name in set(RULES) - before:
+            del RULES[name], WEIGHTS[name]
+        CHECKS["rule"] = one_of(RULES)
+
+    return take_back
+
+
+undo["secureafl.rules"] = _undo_rules
 
 
 def check_weights(config: Config, device: torch.device) -> None:

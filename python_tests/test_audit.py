@@ -249,6 +249,8 @@ def test_refused_calls_leave_no_line(tmp_path):
             lambda: server.submit(0, torch.ones(D + 1), 0),
             lambda: server.submit(0, torch.ones(D).double(), 0),
             lambda: server.submit(0, [1.0] * D, 0),
+            lambda: server.submit(0, torch.ones(D).to_sparse(), 0),
+            lambda: server.submit(0, torch.ones(D).to_mkldnn(), 0),
             lambda: server.submit(0, torch.ones(D), 5),
             lambda: server.forget(-1),
             lambda: server.leave(N),
@@ -260,6 +262,16 @@ def test_refused_calls_leave_no_line(tmp_path):
         assert server.head == head and len(list((tmp_path / "updates").iterdir())) == 1
         server.submit(1, torch.ones(D), 1)
         assert not server.capturable and lines(tmp_path)[-1].client == 1
+
+
+def test_an_update_in_another_layout_is_named(tmp_path):
+    with start(tmp_path) as server:
+        expected = rf"Audited.submit: update must be a dense tensor \({D},\) float32, got \({D},\) float32 torch."
+        for wrong, name in ((torch.ones(D).to_sparse(), "sparse_coo"), (torch.ones(D).to_mkldnn(), "_mkldnn")):
+            with pytest.raises(ValueError, match=f"{expected}{name}$"):
+                server.submit(0, wrong, 0)
+        server.submit(0, torch._neg_view(torch.ones(D)), 0)  # dense, with a sign that is not in its memory yet
+    assert (tmp_path / "updates" / "000000000003.bin").read_bytes() == (-torch.ones(D)).numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_queue_may_be_asked_by_another_thread():
 
 @pytest.mark.parametrize("in_flight", [0, -1, float("nan")])
 def test_in_flight_must_be_positive(clock, in_flight):
-    with pytest.raises(ValueError, match=f"Loop: in_flight must be positive, got {in_flight}"):
+    with pytest.raises(ValueError, match=f"Loop: in_flight must be a whole number, 1 or more, got {in_flight}"):
         start({}, clock, in_flight=in_flight)
 
 

@@ -278,12 +278,19 @@ def test_it_asks_less_often_while_nothing_comes(clock):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ttl": 0.0}, "Loop: ttl must be positive, got 0.0"),
-        ({"patience": -1.0}, "Loop: patience must be positive, got -1.0"),
-        ({"every": 0}, "Loop: every must be positive, got 0"),
-        ({"turns": -0.1}, r"Loop: turns must lie in 0..1, got -0.1"),
-        ({"turns": 1.1}, r"Loop: turns must lie in 0..1, got 1.1"),
-        ({"turns": math.nan}, r"Loop: turns must lie in 0..1, got nan"),
+        ({"ttl": 0.0}, "Loop: ttl must be a positive number, got 0.0"),
+        ({"patience": -1.0}, "Loop: patience must be a positive number, got -1.0"),
+        ({"every": 0}, "Loop: every must be a whole number, 1 or more, got 0"),
+        ({"turns": -0.1}, r"Loop: turns must be a number in 0..1, got -0.1"),
+        ({"turns": 1.1}, r"Loop: turns must be a number in 0..1, got 1.1"),
+        ({"turns": math.nan}, r"Loop: turns must be a number in 0..1, got nan"),
+        ({"ttl": "x"}, "Loop: ttl must be a positive number, got 'x'"),
+        ({"patience": None}, "Loop: patience must be a positive number, got None"),
+        ({"turns": None}, "Loop: turns must be a number in 0..1, got None"),
+        ({"every": 0.5}, "Loop: every must be a whole number, 1 or more, got 0.5"),
+        ({"every": True}, "Loop: every must be a whole number, 1 or more, got True"),
+        ({"in_flight": 1.5}, "Loop: in_flight must be a whole number, 1 or more, got 1.5"),
+        ({"watch": 5}, "Loop: watch must be a function of an event, or None, got 5"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(clock, settings, words):

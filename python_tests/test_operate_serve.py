@@ -182,7 +182,11 @@ def test_a_token_is_needed_once_and_then_a_cookie(view):
         ({"token": "short"}, "serve: token must have 16 to 200 letters, digits or . _ ~ -, got 5 characters"),
         ({"token": "x" * 16 + ";"}, "token must have 16 to 200 letters"),
         ({"token": ""}, "token must have 16 to 200 letters, digits or . _ ~ -, got 0 characters"),
-        ({"port": 65536}, "serve: port must lie in 0..65535, got 65536"),
+        ({"port": 65536}, "serve: port must be a whole number in 0..65535, got 65536"),
+        ({"port": "80"}, "serve: port must be a whole number in 0..65535, got '80'"),
+        ({"port": 80.0}, "serve: port must be a whole number in 0..65535, got 80.0"),
+        ({"port": None}, "serve: port must be a whole number in 0..65535, got None"),
+        ({"token": TOKEN.encode()}, "serve: token must be text or None, got bytes"),
     ],
 )
 def test_unsafe_settings_are_errors(view, settings, said):

@@ -289,4 +289,4 @@ def test_run_serves_its_page(tmp_path, small_data, monkeypatch, capsys):
     assert main.main(["run", "--watch", "0", "--processes", "2", *flags]) == 2
     assert "--watch needs --processes 1, got 2" in capsys.readouterr().err
     assert main.main(["run", "--watch", "70000", *flags]) == 2
-    assert "serve: port must lie in 0..65535, got 70000" in capsys.readouterr().err
+    assert "serve: port must be a whole number in 0..65535, got 70000" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..server.receipt import Receipt
-from ..validation import converted, describe, name_of, shown, whole
-from .facts import bytes_of, changed_settings, digest, settings_of, sha256, weight_of
+from ..validation import converted, name_of, shown, whole
+from .facts import bytes_of, changed_settings, check_update, digest, settings_of, sha256, weight_of
 from .line import CALLS, UPLOADS, Line, one_line
 from .log import Log, read
 from .replays import Place, after, find, replay
@@ -94,9 +94,7 @@ class Audited:
         """`server.submit`. When it returns, the log has its line, and the update is kept. Waits for the device."""
         with self._lock:
             client = self._ready("submit", client)
-            if not isinstance(update, Tensor) or update.shape != self._shape or update.dtype != self._dtype:
-                expected = f"a tensor {tuple(self._shape)} {name_of(self._dtype)}"
-                raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}")
+            check_update(update, self._shape, self._dtype)
             data, seq = bytes_of(update), self._log.next_seq()
             about = {"update": sha256(data), "dtype": name_of(update.dtype), "shape": tuple(update.shape)}
             try:

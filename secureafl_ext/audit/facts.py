@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, uint8
+import torch
+from torch import Size, Tensor, uint8
 
 from ..config import Config
-from ..validation import name_of
+from ..validation import describe, name_of
 from .line import NO_NUMBERS, one_line, plain
 
 THREADS = 8  # tensors hashed at a time
@@ -18,7 +19,16 @@ THREADS = 8  # tensors hashed at a time
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The values, on the host."""
-    return tensor.detach().cpu().contiguous().view(-1).view(uint8).numpy().data
+    return tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(uint8).numpy().data
+
+
+def check_update(update: object, shape: Size, dtype: torch.dtype) -> None:
+    """Refuse what has other values, or none that can be hashed: a sparse tensor, or one in a layout of oneDNN."""
+    if isinstance(update, Tensor) and (update.shape, update.dtype, update.layout) == (shape, dtype, torch.strided):
+        return
+    layout = f" {update.layout}" if isinstance(update, Tensor) and update.layout is not torch.strided else ""
+    expected = f"a dense tensor {tuple(shape)} {name_of(dtype)}"
+    raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}{layout}")
 
 
 def sha256(data: bytes | bytearray | memoryview) -> str:

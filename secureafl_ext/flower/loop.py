@@ -56,14 +56,14 @@ class Loop:
         checkpoint: str | os.PathLike | None = None,
         every: int = 100,
     ):
-        places = server.clients if in_flight is None else in_flight
-        check(server, layout, turns, {"ttl": ttl, "patience": patience, "every": every, "in_flight": places})
-        self.grid, self.server, self.layout = grid, server, layout
-        self.ttl, self.patience, self.every = ttl, patience, every
-        self.watch, self.audit = watch, recovery.audit_of(server)
+        settings = {"ttl": ttl, "patience": patience, "turns": turns, "in_flight": in_flight, "every": every}
+        plain = check(server, layout, watch, settings)
+        self.grid, self.server, self.layout, self.watch = grid, server, layout, watch
+        self.ttl, self.patience, self.every = plain["ttl"], plain["patience"], plain["every"]
+        self.audit = recovery.audit_of(server)
         self.path = None if checkpoint is None else Path(checkpoint)
         self.slots = Slots(server.clients)
-        self.turns = Turns(turns, server.clients, places)
+        self.turns = Turns(plain["turns"], server.clients, plain["in_flight"])
         self.tally: dict[int | None, Counter[str]] = {}  # node -> counts by kind; None: nodes without a slot
         self.open: dict[str, Sent] = {}  # by message id, in the order of their deadlines
         self._message: dict[int, str] = {}  # id of the last message by node

@@ -17,6 +17,8 @@ class Access:
     """The token, and the names under which browsers may reach the server."""
 
     def __init__(self, host: str, token: str | None, names: Sequence[str] = ()):
+        if token is not None and not isinstance(token, str):
+            raise ValueError(f"serve: token must be text or None, got {type(token).__name__}")
         if token is not None and not TOKEN.fullmatch(token):
             got = f"{len(token)} characters"
             raise ValueError(f"serve: token must have 16 to 200 letters, digits or . _ ~ -, got {got}")

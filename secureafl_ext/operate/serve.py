@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from ..validation import converted, whole
 from .access import Access
 from .view import View
 
@@ -63,8 +64,7 @@ def serve(
     names: of this machine, by which browsers may reach it besides `host`, its addresses and localhost
     """
     access = Access(host, token, names)
-    if not 0 <= port <= 65535:
-        raise ValueError(f"serve: port must lie in 0..65535, got {port}")
+    port = converted("serve", "port", port, whole, "a whole number in 0..65535", lambda port: 0 <= port <= 65535)
     try:
         return Page(view, watched, host, port, access)
     except OSError as error:

@@ -229,3 +229,11 @@ def test_a_file_of_an_older_version_goes_on_as_the_papers_server(path):
     run(server, 20), run(older, 20)
     theirs, ours = server.state_dict(), older.state_dict()
     assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(ours[name])) for name, value in theirs.items())
+
+
+def test_a_link_is_replaced_by_a_file_and_what_it_led_to_stays(tmp_path):
+    other, path = tmp_path / "other", tmp_path / "link"
+    other.write_text("mine")
+    path.symlink_to(other)
+    SecureAFL(torch.zeros(4), 2).save(path)
+    assert not path.is_symlink() and other.read_text() == "mine" and SecureAFL.load(path).version == 0

@@ -82,7 +82,15 @@ def test_code_runs_as_it_stands(page, word, tmp_path, monkeypatch):
         exec(compile(block, page, "exec"), {})
 
 
-def test_flower_code_runs_as_it_stands(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "updates", "files"),
+    [
+        ("README.md", 1_000, ["server.safetensors"]),
+        ("docs/flower.md", 5_000, ["model.pt", "server.safetensors"]),
+        ("docs/guides/load.md", 5_000, []),
+    ],
+)
+def test_flower_code_runs_as_it_stands(page, updates, files, tmp_path, monkeypatch):
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     from fleets import simulated
     from flwr.app import RecordDict
@@ -92,7 +100,8 @@ def test_flower_code_runs_as_it_stands(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(compile(readme_code("ServerApp"), "README.md", "exec"), names)
+    (block,) = [block for block in code((ROOT / page).read_text()) if "ServerApp()" in block]
+    exec(compile(block, page, "exec"), names)
     loops, run = [], Loop.run
 
     def shorter(loop, updates):
@@ -104,8 +113,9 @@ def test_flower_code_runs_as_it_stands(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "run", shorter)
     names["main"](MemoryGrid(dict.fromkeys(range(1, 4), client), simulated(monkeypatch)), None)
-    ((loop, updates),) = loops
-    assert updates == 1_000 and loop.server.version == 30 and (tmp_path / "server.safetensors").exists()
+    ((loop, asked),) = loops
+    assert asked == updates and loop.server.version == 30
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
 def test_sharded_code_runs_as_it_stands(tmp_path):

@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 from oracles import make_history
+from torch.autograd import forward_ad
 
 from secureafl_ext import ops
 
@@ -83,3 +84,40 @@ def test_captured_in_a_cuda_graph(name, random):
         arguments[0].mul_(factor)  # a replay must see the new values
         graph.replay()
         assert torch.equal(result, op(*arguments))
+
+
+def placeholder(argument, device):
+    """A value of the type that the schema names."""
+    values = {"int": 0, "float": 0.0, "bool": False, "str": "median"}
+    return values.get(str(argument.type)) if "Tensor" not in str(argument.type) else torch.zeros(2, 2, device=device)
+
+
+@pytest.mark.parametrize("name", [name for name in torch._C._dispatch_get_all_op_names() if "secureafl::" in name])
+def test_a_tensor_without_values_among_others_is_refused(name):
+    """torch would run the fake kernel on the others: a result without values, or a state that nothing has changed."""
+    op = getattr(torch.ops.secureafl, name.removeprefix("secureafl::")).default
+    tensors = [k for k, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    for k in tensors[1:]:
+        arguments = [placeholder(one, "meta" if here == k else "cpu") for here, one in enumerate(op._schema.arguments)]
+        with pytest.raises(RuntimeError) as refusal:
+            op(*arguments)
+        wrong, first = op._schema.arguments[k].name, op._schema.arguments[0].name
+        assert str(refusal.value) == f"{name}: {wrong} must be on cpu like {first}, got meta"
+
+
+def test_a_keyword_without_values_is_refused_too():
+    with pytest.raises(RuntimeError, match="secureafl::median: mask must be on cpu like updates, got meta"):
+        torch.ops.secureafl.median(torch.ones(3, 2), mask=torch.ones(3, dtype=torch.bool, device="meta"))
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, at the first jvp
+def test_a_forward_derivative_is_refused_in_words(name, random, device):
+    op, (first, *rest) = getattr(torch.ops.secureafl, name), sample(name, random, device)
+    words = f"secureafl::{name} offers no forward-mode derivative; call it with plain tensors"
+    with pytest.raises(NotImplementedError, match=words):
+        torch.func.jvp(lambda first: op(first, *rest), (first,), (first,))
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match=words):
+            op(forward_ad.make_dual(first, first), *rest)
+        assert op(first, *rest) is not None  # a plain tensor has no derivative to lose

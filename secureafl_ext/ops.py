@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _ops = torch.ops.secureafl
 
@@ -110,16 +111,50 @@ _ROUNDS: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(("step_", "apply_"), _JUDGED),
     **dict.fromkeys(("kin_step_", "support_step_", "row_step_", "sketch_step_"), _WEIGHED),
 }
-for _name, _dtypes in _ROUNDS.items():
-    torch.library.register_fake(
-        f"secureafl::{_name}",
-        lambda first, *rest, dtypes=_dtypes: tuple(first.new_empty((), dtype=one) for one in dtypes),
-    )
+_FAKE_ROUNDS: dict[str, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
+    name: lambda first, *rest, dtypes=dtypes, **options: tuple(first.new_empty((), dtype=one) for one in dtypes)
+    for name, dtypes in _ROUNDS.items()
+}
+_FAKE_ROUNDS |= dict.fromkeys(("renew_", "settle_", "refresh_"), lambda *arguments, **options: None)
+_FAKE_ROUNDS["update_sums"] = lambda update, *rest, **options: update.new_empty(5, dtype=torch.float64)
+
+
+def _on_one_device(name: str, fake: Callable) -> Callable:
+    """torch calls the fake kernel as soon as one tensor is on the meta device. If others are not, the call is a
+    mistake: it would return memory without values, or do nothing to a server's state."""
+
+    def checked(*arguments, **options):
+        names = (argument.name for argument in getattr(_ops, name).default._schema.arguments)
+        given = [*zip(names, arguments, strict=False), *options.items()]
+        (first, like), *others = [(key, value) for key, value in given if isinstance(value, Tensor)]
+        for key, value in others:
+            if value.device != like.device:
+                wrong = f"{key} must be on {like.device} like {first}, got {value.device}"
+                raise RuntimeError(f"secureafl::{name}: {wrong}")
+        return fake(*arguments, **options)
+
+    return checked
+
+
+for _name, _fake in (*_FAKES.items(), *_FAKE_ROUNDS.items()):
+    torch.library.register_fake(f"secureafl::{_name}", _on_one_device(_name, _fake))
 torch.library.register_fake("secureafl::round_fits", lambda *arguments: True)
 torch.library.register_fake("secureafl::pass_blocks", lambda *arguments: 1)
-torch.library.register_fake("secureafl::update_sums", lambda update, *rest: update.new_empty(5, dtype=torch.float64))
-for _name in ("renew_", "settle_", "refresh_"):
-    torch.library.register_fake(f"secureafl::{_name}", lambda *arguments: None)
+
+
+class _WithoutTangents(torch.library.Library):
+    """register_autograd knows no forward mode: its kernel would drop the tangents without a word."""
+
+    def impl(self, op_name, fn, dispatch_key="", **options):
+        def checked(keyset, *arguments, **keywords):
+            for value in (*arguments, *keywords.values()):
+                if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+                    raise NotImplementedError(
+                        f"secureafl::{op_name} offers no forward-mode derivative; call it with plain tensors"
+                    )
+            return fn(keyset, *arguments, **keywords)
+
+        super().impl(op_name, checked, dispatch_key, **options)
 
 
 def _refuse_gradient(name: str) -> Callable[..., None]:
@@ -129,6 +164,6 @@ def _refuse_gradient(name: str) -> Callable[..., None]:
     return backward
 
 
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"secureafl::{_name}", _fake)
-    torch.library.register_autograd(f"secureafl::{_name}", _refuse_gradient(_name))
+_library = _WithoutTangents("secureafl", "FRAGMENT")  # it lives as long as the ops
+for _name in _FAKES:
+    torch.library.register_autograd(f"secureafl::{_name}", _refuse_gradient(_name), lib=_library)

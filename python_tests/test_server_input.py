@@ -87,6 +87,8 @@ BAD_SETTINGS = [
     ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got torch.int32"),
     ({"history_dtype": torch.float32}, "history_dtype must be float64 like model, got float32"),
     ({"rule": "trimmed_mean", "trim": 3}, "trim must leave a client, 2 * trim < 6, got 3"),
+    ({"iterations": 0}, "iterations must be a whole number 1 to 1000, got 0"),
+    ({"iterations": 1001}, "iterations must be a whole number 1 to 1000, got 1001"),
     ({"trim": -1}, "trim must be a whole number, 0 or more, got -1"),
     (
         {"estimate": False, "receive": False},

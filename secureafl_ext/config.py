@@ -96,7 +96,8 @@ CHECKS = {
     "buckets": POSITIVE_COUNT,
     "remove": Check(number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
     "radius": Check(or_none(number), "None or a positive number", lambda value: value is None or value > 0),
-    "iterations": POSITIVE_COUNT,
+    # A round with many more would hold the server's lock for minutes, and the number may come from a file.
+    "iterations": Check(whole, "a whole number 1 to 1000", lambda value: 1 <= value <= 1000),
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
     "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
@@ -179,7 +180,7 @@ class Config:
     radius: float | None = None
     """Clipping radius of centered_clip. None: the median distance to the center."""
     iterations: int = 2
-    """Iterations of centered_clip."""
+    """Iterations of centered_clip, 1 to 1000."""
     expiry: int | None = 8
     """A client's remembered update counts until the client has been silent for this many epochs. An epoch ends when
     two thirds of the clients that count have uploaded: after some 1.1 n rounds. None: for ever, as in the paper."""

@@ -24,7 +24,7 @@ class CenteredClip(LastUpdates):
         self, model: Tensor, clients: int, *, radius: float = 10.0, iterations: int = 3, momentum: float = 0.0
     ):
         need(radius >= 0, "CenteredClip", "radius", "0 or more", radius)
-        need(iterations >= 1, "CenteredClip", "iterations", "1 or more", iterations)
+        need(1 <= iterations <= 1000, "CenteredClip", "iterations", "1 to 1000", iterations)
         super().__init__(model, clients, momentum)
         self.config = Config(rule="centered_clip", radius=radius or None, iterations=iterations)
         self.centre = torch.zeros_like(model)  # v

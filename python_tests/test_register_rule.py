@@ -93,17 +93,94 @@ def test_what_cannot_be_registered_is_refused(arguments, words):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (lambda gram, mask, config: gram, r"must return weights \(r\) float64, got \(3, 3\) float64"),
-        (lambda gram, mask, config: mask.float(), r"must return weights \(r\) float64, got \(3,\) float32"),
-        (lambda gram, mask, config: [1, 1, 0], r"must return weights \(r\) float64, got list"),
+        (lambda gram, mask, config: gram, r"must return weights \(3,\) float64 on cpu, got \(3, 3\) float64 on cpu"),
+        (
+            lambda gram, mask, config: mask.float(),
+            r"must return weights \(3,\) float64 on cpu, got \(3,\) float32 on cpu",
+        ),
+        (lambda gram, mask, config: [1, 1, 0], r"must return weights \(3,\) float64 on cpu, got list"),
+        (lambda gram, mask, config: mask.double().to("meta"), "float64 on cpu, got .* float64 on meta"),
+        (lambda gram, mask, config: mask.double().to_sparse(), "must return weights"),
+        (lambda gram, mask, config: {}["gone"], "raised KeyError: 'gone'"),
         (lambda gram, mask, config: torch.ones(3).double(), r"0 where mask is false, got \[1.0, 1.0, 1.0\]"),
         (lambda gram, mask, config: mask / 0 * mask.double(), "must return finite weights"),
     ],
 )
 def test_a_function_that_returns_no_weights_is_found_when_the_server_is_made(weights, words):
     register_rule("wrong", weights)
-    with pytest.raises(ValueError, match=f"SecureAFL: rule='wrong' .*{words}|SecureAFL: rule='wrong' {words}"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=f"SecureAFL: rule='wrong' .*{words}|SecureAFL: rule='wrong' {words}"
+    ):
         make(rule="wrong")
+
+
+class Late:
+    """A rule that is as `mean` until it is told to do otherwise."""
+
+    does = staticmethod(mean)
+
+    def __call__(self, gram, mask, config):
+        return self.does(gram, mask, config)
+
+
+def raises(gram, mask, config):
+    raise ZeroDivisionError("no honest client")
+
+
+LATE = [
+    (raises, RuntimeError, "raised ZeroDivisionError: no honest client"),
+    (
+        lambda gram, mask, config: mask[:2].double(),
+        ValueError,
+        "must return weights (3,) float64 on cpu, got (2,) float64 on cpu",
+    ),
+    (
+        lambda gram, mask, config: mask.float(),
+        ValueError,
+        "must return weights (3,) float64 on cpu, got (3,) float32 on cpu",
+    ),
+]
+SERVERS = {
+    "no pairs": {},
+    "pairs": {"memory": 2},
+    "pairs of rounds": {"memory": 2, "pairs": "rounds"},
+    "pooled": {"factors": "pooled"},
+    "expiry": {"expiry": 2, "probation": 1},
+}
+
+
+@pytest.mark.parametrize("settings", SERVERS.values(), ids=SERVERS)
+@pytest.mark.parametrize(("does", "kind", "words"), LATE, ids=[words for *_, words in LATE])
+def test_a_rule_that_fails_in_a_round_leaves_the_state_as_it_was(does, kind, words, settings):
+    rule = Late()
+    register_rule("late", rule)
+    server, twin = (make(rule="late", **{"filter": True, **settings}) for _ in range(2))
+    random = torch.Generator().manual_seed(5)
+    for k in range(11):
+        update = torch.randn(5, generator=random)
+        for one in (server, twin):
+            one.submit(k % 3, update, one.version)
+        rule.does = does
+        with pytest.raises(kind) as failure:
+            server.submit((k + 1) % 3, update, server.version)
+        assert str(failure.value) == f"SecureAFL: rule='late' {words}"
+        rule.does = mean
+        identical(server, twin)
+
+
+def test_weights_that_require_a_gradient_do_not_reach_the_model(device):
+    scale = torch.ones((), dtype=torch.float64, device=device, requires_grad=True)
+
+    @torch.enable_grad()
+    def learned(gram, mask, config):
+        return scale * mean(gram, mask, config)
+
+    register_rule("learned", learned)
+    server = make(device, rule="learned")
+    for k in range(4):
+        receipt = server.submit(k % 3, torch.ones(5, device=device), server.version)
+        assert not server.model.requires_grad and not receipt.weight.requires_grad
+    assert server.model.tolist() == [-4.0] * 5 and not server.weights().requires_grad
 
 
 def test_an_unknown_rule_lists_the_registered_ones():

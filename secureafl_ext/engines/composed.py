@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
+from ..rules.registry import BUILT_IN
 from ..rules.row_rules import clip_to
 from .base import Outcome
 from .history import History
@@ -82,6 +83,21 @@ class Composed:
         return self.config.row_wise and self.config.rule != "support"
 
     def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        if self.config.rule in BUILT_IN:
+            return self._round(client, update, trained_on, models, now, new)
+        # A registered rule may raise an error, and by then the update has been judged. The round is undone.
+        judged = (self.factors, self.recorded, self.factor_counts, *self.presence.tensors().values())
+        before = [tensor.clone() for tensor in judged]
+        try:
+            return self._round(client, update, trained_on, models, now, new)
+        except BaseException:
+            for tensor, value in zip(judged, before, strict=True):
+                tensor.copy_(value)
+            raise
+
+    def _round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         model = models[now]

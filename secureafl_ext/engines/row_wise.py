@@ -98,9 +98,9 @@ class RowWise:
             if isinstance(similarity, Kinship):
                 mask = similarity.kept(mask)
                 similarity.update_center(steps)
-        if not corrected:
-            self.products.copy_(torch.where(stored, products, self.products))
         weights, of_centre = self._weights(products, mask, rows, client, update)
+        if not corrected:  # only now: a registered rule may have raised an error
+            self.products.copy_(torch.where(stored, products, self.products))
         weight = weights.index_select(0, client)[0]
         weights = weights.to(rows.dtype)
         if clip is not None:

@@ -23,8 +23,10 @@ class WeightsFunction(Protocol):
     mask: (r) bool, updates that take part    config: the server's settings
     returns: (r) float64, zero where mask is false; any finite numbers if mask is false everywhere
 
-    The tensors are on the server's device. To be usable in a CUDA graph, the function must not read them on the host
-    (`if mask.any()`, `.item()`), and it must be deterministic if runs are to be repeated.
+    The tensors are on the server's device. The function runs under torch.no_grad(). If it raises an error, or returns
+    another shape, dtype or device, the call raises an error that names the rule, and is no round. To be usable in a
+    CUDA graph, the function must not read the tensors on the host (`if mask.any()`, `.item()`), and it must be
+    deterministic if runs are to be repeated.
     """
 
     def __call__(self, gram: Tensor, mask: Tensor, config: Config, /) -> Tensor: ...
@@ -45,7 +47,7 @@ def register_rule(name: str, weights: WeightsFunction) -> None:
         raise ValueError(f"register_rule: name must be new, got {name!r}, which is {owner}")
     if not callable(weights):
         raise ValueError(f"register_rule: weights must be a function (gram, mask, config), got {shown(weights)}")
-    WEIGHTS[name] = weights
+    WEIGHTS[name] = _checked(name, weights)
     add_rule(name)
 
 
@@ -63,14 +65,33 @@ def _undo_rules() -> Callable[[], None]:
 undo["secureafl.rules"] = _undo_rules
 
 
+def _checked(name: str, weights: WeightsFunction) -> WeightsFunction:
+    """This function with the checks that do not wait for the device. Its weights never require a gradient: the model
+    would, too, and the next round could not write into it."""
+
+    def call(gram: Tensor, mask: Tensor, config: Config, /) -> Tensor:
+        shape, device = mask.shape, mask.device
+        try:
+            with torch.no_grad():
+                found = weights(gram, mask, config)
+        except Exception as error:
+            raise RuntimeError(f"SecureAFL: rule={name!r} raised {type(error).__name__}: {error}") from error
+        plain = isinstance(found, Tensor) and found.layout == torch.strided
+        if not plain or (found.shape, found.dtype, found.device) != (shape, torch.float64, device):
+            got = f"{describe(found)} on {found.device}" if isinstance(found, Tensor) else describe(found)
+            expected = f"weights {tuple(shape)} float64 on {device}"
+            raise ValueError(f"SecureAFL: rule={name!r} must return {expected}, got {got}")
+        return found.detach()
+
+    return call
+
+
 def check_weights(config: Config, device: torch.device) -> None:
     """Call a registered rule once on three orthogonal updates, so that a mistake shows when the server is made."""
     if config.rule in BUILT_IN:
         return
     mask = torch.tensor([True, True, False], device=device)
     weights = WEIGHTS[config.rule](mask.double().diag(), mask, config)
-    if not isinstance(weights, Tensor) or weights.shape != (3,) or weights.dtype != torch.float64:
-        raise ValueError(f"SecureAFL: rule={config.rule!r} must return weights (r) float64, got {describe(weights)}")
     if not weights.isfinite().all() or weights[2] != 0:
         got = weights.tolist()
         raise ValueError(

@@ -66,7 +66,7 @@ REFUSED = [
     ({"remove": 1.0}, "remove must be a number, 0 or more, below 1, got 1.0"),
     ({"remove": -0.1}, "remove must be a number, 0 or more, below 1, got -0.1"),
     ({"radius": 0.0}, "radius must be None or a positive number, got 0.0"),
-    ({"iterations": 0}, "iterations must be a whole number, 1 or more, got 0"),
+    ({"iterations": 0}, "iterations must be a whole number 1 to 1000, got 0"),
     ({"rule": "krum", "history_dtype": torch.float16}, "history_dtype=float16 does not support rule='krum'"),
 ]  # fmt: skip
 

@@ -1,5 +1,9 @@
 """Bad input to SecureAFL: updates, versions, clients, settings and models, and what a refusal leaves unchanged."""
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from oracles import relative_error
@@ -74,6 +78,97 @@ def test_a_callers_mistake_is_an_error_and_no_round(arguments, words):
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(v)) for k, v in server.state_dict().items())
 
 
+NO_NUMBERS = [True, False, 1.0, "1", None, torch.tensor(True), torch.tensor(1.0), torch.tensor([1, 2]), [1]]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=[f"{type(value).__name__} {value}" for value in NO_NUMBERS])
+def test_a_client_or_version_that_is_no_whole_number_is_refused_in_the_same_words_everywhere(value):
+    server = make(filter=False, memory=0)
+    drive(server, 30)
+    before = server.state_dict()
+    got = repr(value) if not isinstance(value, (torch.Tensor, list)) else type(value).__name__
+    no_client, no_version = (f"must be a whole number in {where}, got {got}" for where in ("0..5", "0..30"))
+    calls = {
+        "submit: client " + no_client: lambda: server.submit(value, V, 30),
+        "submit: version " + no_version: lambda: server.submit(0, V, value),
+        "forget: client " + no_client: lambda: server.forget(value),
+        "leave: client " + no_client: lambda: server.leave(value),
+        "last: client " + no_client: lambda: server.last(value),
+        "model_at: version " + no_version.replace("0..30", "20..30"): lambda: server.model_at(value),
+    }
+    for words, call in calls.items():
+        with pytest.raises(ValueError) as mistake:
+            call()
+        assert str(mistake.value) == f"SecureAFL.{words}"
+    assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(v)) for k, v in server.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, torch.tensor], ids=lambda kind: kind.__name__)
+def test_whole_numbers_of_other_types_are_taken(kind):
+    server = make()
+    assert server.submit(kind(1), V, kind(0)).version == 1
+    assert torch.equal(server.model_at(kind(1)), server.model)
+    for one, other in zip(server.last(kind(1)), server.last(torch.tensor([1])), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(server.threshold(kind(1)), server.threshold(torch.tensor([1])))
+    server.leave(kind(1))
+    server.forget(kind(1))
+    assert not server.seen.any()
+
+
+def fake(tensor):
+    return torch._subclasses.FakeTensorMode().from_tensor(tensor)
+
+
+WITHOUT_VALUES = {"meta": lambda tensor: tensor.to("meta"), "a fake tensor": fake}
+
+
+@pytest.mark.parametrize("settings", [{"memory": 0}, {"history_dtype": torch.float32}, {"rule": "krum", "memory": 2}])
+@pytest.mark.parametrize(("got", "without"), WITHOUT_VALUES.items(), ids=WITHOUT_VALUES)
+def test_a_tensor_without_values_is_refused_before_anything_changes(got, without, settings):
+    server = SecureAFL(torch.zeros(SIZE), CLIENTS, filter=False, **{"memory": 3, **settings})
+    good = {"client": torch.tensor([3]), "update": V.float(), "trained_on": torch.zeros(SIZE)}
+    server.submit(3, V.float(), 0)
+    before = server.state_dict()
+    with pytest.raises(ValueError) as mistake:
+        server.submit(3, without(V.float()), 1)
+    assert str(mistake.value) == f"SecureAFL.submit: update must be on cpu, got {got}"
+    for name in good:
+        with pytest.raises(ValueError) as mistake:
+            server.enqueue(**{**good, name: without(good[name])})
+        assert str(mistake.value) == f"SecureAFL.enqueue: {name} must be on cpu, got {got}"
+    assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(v)) for k, v in server.state_dict().items())
+
+
+def test_layouts_without_plain_memory_are_refused():
+    server = SecureAFL(torch.zeros(SIZE), CLIENTS)
+    for layout, other in {"sparse_coo": V.float().to_sparse(), "_mkldnn": V.float().to_mkldnn()}.items():
+        with pytest.raises(ValueError, match=rf"submit: update must be a tensor \(12,\) float32, got .* {layout}$"):
+            server.submit(0, other, 0)
+        with pytest.raises(ValueError, match=rf"SecureAFL: model must be a flat float32 .* got .* {layout}$"):
+            SecureAFL(other, CLIENTS)
+    assert server.version == 0
+
+
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda call: call.__name__)
+def test_a_server_is_not_copied_but_says_what_to_use(call):
+    words = "SecureAFL: a server cannot be copied or pickled; use state_dict and load_state_dict, or save"
+    with pytest.raises(TypeError, match=words):
+        call(make())
+
+
+def test_load_refuses_a_device_that_it_cannot_use(tmp_path):
+    make().save(tmp_path / "server")
+    wrong = {
+        "meta": "one whose tensors have values, got meta",
+        "nowhere": "a device such as 'cpu' or 'cuda', got 'nowhere'",
+        "cuda:99": "one that this machine has, got cuda:99: ",
+    }
+    for device, words in wrong.items():
+        with pytest.raises(ValueError, match=f"^SecureAFL.load: device must be {words}"):
+            SecureAFL.load(tmp_path / "server", device=device)
+
+
 BAD_SETTINGS = [
     ({"quantile": 1.5}, "quantile must be a number between 0 and 1, got 1.5"),
     ({"memory": 17}, "memory must be a whole number 0 to 16, got 17"),
@@ -109,6 +204,8 @@ def test_a_bad_model_is_refused():
         (torch.zeros(2, 3), "model must be a flat float32 or float64 tensor, got (2, 3) float32"),
         (torch.zeros(3).half(), "model must be a flat float32 or float64 tensor, got (3,) float16"),
         (torch.tensor([1.0, torch.nan]), "model must be finite, got NaN or inf in it"),
+        (torch.zeros(3, device="meta"), "model must have values, got a meta tensor"),
+        (fake(torch.zeros(3)), "model must have values, got a fake tensor"),
     ]:
         with pytest.raises(ValueError) as refusal:
             SecureAFL(model, 3)

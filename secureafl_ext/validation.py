@@ -83,8 +83,11 @@ def printable(words: str, most: int | None = None, also: str = "") -> str:
 
 def check_start(caller: str, model: Tensor, clients: int) -> int:
     """Check the arguments that every server starts from. Returns clients as a plain number."""
-    if not isinstance(model, Tensor) or model.dim() != 1 or model.dtype not in (torch.float32, torch.float64):
+    flat = isinstance(model, Tensor) and model.dim() == 1 and model.layout == torch.strided
+    if not flat or model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{caller}: model must be a flat float32 or float64 tensor, got {describe(model)}")
+    if model.device.type == "meta" or is_fake(model):
+        raise ValueError(f"{caller}: model must have values, got a {'fake' if is_fake(model) else 'meta'} tensor")
     if not model.isfinite().all():
         raise ValueError(f"{caller}: model must be finite, got NaN or inf in it")
     if model.device.type == "cuda" and _C.build_info()["cuda"] is None:
@@ -92,6 +95,19 @@ def check_start(caller: str, model: Tensor, clients: int) -> int:
     plain = converted(caller, "clients", clients, whole, "a whole number, 1 or more")
     if plain < 1:
         raise ValueError(f"{caller}: clients must be 1 or more, got {plain}")
+    return plain
+
+
+def checked_device(caller: str, device: Any) -> torch.device:
+    """A device that a server can be on: this machine has it, and tensors on it have values."""
+    plain = converted(caller, "device", device, torch.device, "a device such as 'cpu' or 'cuda'")
+    try:
+        torch.empty(0, device=plain)
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA raises the first
+        found = f"{plain}: {str(error).strip().partition(chr(10))[0]}"
+        raise ValueError(f"{caller}: device must be one that this machine has, got {found}") from error
+    if plain.type == "meta":
+        raise ValueError(f"{caller}: device must be one whose tensors have values, got {plain}")
     return plain
 
 
@@ -106,23 +122,47 @@ def check(
     version: int,
 ) -> tuple[int, int]:
     """Check one submission to a server with these models (rows, d). Returns (client, version) as plain numbers."""
-    d, device = models.shape[1], models.device
-    if not isinstance(update, Tensor) or update.shape != (d,) or update.dtype != dtype:
+    d = models.shape[1]
+    dense = isinstance(update, Tensor) and update.layout == torch.strided
+    if not dense or update.shape != (d,) or update.dtype != dtype:
         raise ValueError(f"{caller}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
-    if update.device != device:
-        raise ValueError(f"{caller}: update must be on {device}, got {update.device}")
-    client, version = index(client), index(version)
-    if not 0 <= client < clients:
-        raise ValueError(f"{caller}: client must lie in 0..{clients - 1}, got {client}")
-    if not 0 <= version <= newest:
-        raise ValueError(f"{caller}: version must lie in 0..{newest}, got {version}")
-    return client, version
+    check_device(caller, "update", update, models)
+    return number_in(caller, "client", client, 0, clients - 1), number_in(caller, "version", version, 0, newest)
 
 
-def check_kept(caller: str, version: int, newest: int, max_staleness: int) -> None:
-    oldest = max(0, newest - max_staleness)
-    if not oldest <= version <= newest:
-        raise ValueError(f"{caller}: version must lie in {oldest}..{newest}, got {version}")
+def check_device(caller: str, name: str, tensor: Tensor, models: Tensor) -> None:
+    """Refuse a tensor on another device than the models, and one without values: half of a round would run before torch
+    did. A server whose models have no values either takes it."""
+    without = is_fake(tensor) and not is_fake(models)
+    if tensor.device != models.device or without:
+        got = "a fake tensor" if without else tensor.device
+        raise ValueError(f"{caller}: {name} must be on {models.device}, got {got}")
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether this is a FakeTensor, as torch.compile makes them: it names a device and has no values there."""
+    return type(tensor) is not Tensor and hasattr(tensor, "fake_mode")
+
+
+def check_kept(caller: str, version: int, newest: int, max_staleness: int) -> int:
+    """The version as a plain number, if a server keeps it."""
+    return number_in(caller, "version", version, max(0, newest - max_staleness), newest)
+
+
+def number_in(caller: str, name: str, value: Any, low: int, high: int) -> int:
+    """The number of a client or a version as a plain one. Integers of NumPy and integer tensors have one value too."""
+    plain = value
+    if type(value) is not int:  # checks of the others would cost every round half a microsecond
+        try:
+            truth = isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+            plain = None if truth else index(value)
+        except (TypeError, ValueError, RuntimeError):  # tensors raise the last two
+            plain = None
+    if plain is None:
+        raise ValueError(f"{caller}: {name} must be a whole number in {low}..{high}, got {shown(value)}")
+    if not low <= plain <= high:
+        raise ValueError(f"{caller}: {name} must lie in {low}..{high}, got {plain}")
+    return plain
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -132,4 +172,5 @@ def name_of(dtype: torch.dtype) -> str:
 def describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return f"{tuple(value.shape)} {name_of(value.dtype)}"
+    layout = "" if value.layout == torch.strided else f" {str(value.layout).removeprefix('torch.')}"
+    return f"{tuple(value.shape)} {name_of(value.dtype)}{layout}"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..server.receipt import Receipt
-from ..validation import converted, name_of, shown, whole
+from ..validation import converted, name_of, number_in, shown, whole
 from .facts import bytes_of, changed_settings, check_update, digest, settings_of, sha256, weight_of
 from .line import CALLS, UPLOADS, Line, one_line
 from .log import Log, read
@@ -218,9 +218,7 @@ class Audited:
     def _ready(self, method: str, client: int) -> int:
         """The client as a plain number, if it is one of the server's."""
         self._need_head(method)
-        if not 0 <= index(client) < self.server.clients:
-            raise ValueError(f"Audited.{method}: client must lie in 0..{self.server.clients - 1}, got {client}")
-        return index(client)
+        return number_in(f"Audited.{method}", "client", client, 0, self.server.clients - 1)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """A call of the server. Unless it refuses, the next line must say what happened."""

@@ -35,7 +35,7 @@ class RuleServer:
 
     def model_at(self, version: int) -> Tensor:
         """The model of one of the last max_staleness + 1 versions (d). Do not write to it."""
-        check_kept(f"{self.name}.model_at", version, self.version, self.max_staleness)
+        version = check_kept(f"{self.name}.model_at", version, self.version, self.max_staleness)
         return self.models[version % len(self.models)]
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:

@@ -55,6 +55,10 @@ class CheckpointedServer(ServerCore):
             files.write(path, *self._described())
         logger.info("checkpoint %s written at version %d", path, self.version)
 
+    def __getstate__(self) -> None:
+        """copy and pickle ask for this. A lock, views and streams cannot be copied."""
+        raise TypeError("SecureAFL: a server cannot be copied or pickled; use state_dict and load_state_dict, or save")
+
     def _tensors(self, device: torch.device | None) -> dict[str, Tensor]:
         tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
         return {**tensors, "turns": torch.tensor(self._turns, device=device or self._models.device)}

@@ -15,7 +15,7 @@ from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
 from ..rules.row_rules import left_out
-from ..validation import check_kept, check_start
+from ..validation import check_device, check_kept, check_start, number_in
 from .streams import StreamOrder
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ServerCore:
     def model_at(self, version: int) -> Tensor:
         """The model (d) of one of the last max_staleness + 1 versions, read-only."""
         with self._ordered():
-            check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
+            version = check_kept("SecureAFL.model_at", version, self.version, self.config.max_staleness)
             return self._rows[version % len(self._rows)].to(self.dtype)
 
     def checkout(self) -> tuple[Tensor, int]:
@@ -156,10 +156,13 @@ class ServerCore:
             self._agree("estimates", {"version": self.version})
             return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
-    def last(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        """The last update of client (1) int64, and the model it was computed on, (d) each; zeros if there is none."""
+    def last(self, client: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The last update of a client, and the model it was computed on, (d) each; zeros if there is none.
+
+        client: a number, or (1) int64 on the server's device
+        """
         with self._ordered():
-            update, model = self._engine.last_of(client)
+            update, model = self._engine.last_of(self._number("last", client))
             return update.to(self.dtype), model.to(self.dtype)
 
     def weights(self) -> Tensor:
@@ -187,13 +190,20 @@ class ServerCore:
         model = self._rows[self.version % len(self._rows)]
         return self._engine.row_weights(model) if self.config.estimate else None
 
-    def threshold(self, client: Tensor | None = None) -> Tensor:
-        """() float64: the largest factor of client (1) int64 that would be accepted now; inf if any would.
+    def _number(self, call: str, client: Tensor | int) -> Tensor:
+        """(1): the client's number as a tensor. One that is on the device already is not read."""
+        if isinstance(client, Tensor) and client.shape == (1,) and client.dtype == torch.int64:
+            check_device(f"SecureAFL.{call}", "client", client, self._models)
+            return client
+        return self._engine.number_of(number_in(f"SecureAFL.{call}", "client", client, 0, self.clients - 1))
 
-        Default: client 0. Thresholds of different clients differ by at most the weight of one factor in Q.
+    def threshold(self, client: Tensor | int | None = None) -> Tensor:
+        """() float64: the largest factor of a client that would be accepted now; inf if any would.
+
+        client: a number, or (1) int64 on the server's device; by default 0. Thresholds of different clients differ
+        by at most the weight of one factor in Q.
         """
         with self._ordered():
-            client = self._engine.number_of(0) if client is None else client
-            e = self._engine
-            bound = largest_accepted(e.factors, e.recorded, e.factor_counts, client, self.config.quantile)
+            e, number = self._engine, self._number("threshold", 0 if client is None else client)
+            bound = largest_accepted(e.factors, e.recorded, e.factor_counts, number, self.config.quantile)
             return bound if self.config.filter else torch.full_like(bound, torch.inf)

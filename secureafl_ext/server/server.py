@@ -3,7 +3,6 @@
 import logging
 import os
 from dataclasses import asdict
-from operator import index
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from ..config import Config
 from ..engines import fused
 from ..engines.ranks import notify_at_start, ranks_of
-from ..validation import check
+from ..validation import check, check_device, checked_device, number_in
 from .checkpoints import CheckpointedServer, read_checkpoint
 from .receipt import Receipt, stale_receipt, too_soon_receipt
 
@@ -147,10 +146,9 @@ class SecureAFL(CheckpointedServer):
         """
         with self._ordered():
             with self._notify_peers:
-                if not 0 <= index(client) < self.clients:
-                    raise ValueError(f"SecureAFL.forget: client must lie in 0..{self.clients - 1}, got {client}")
-            self._agree("forget", {"client": index(client), "version": self.version})
-            self._engine.forget(index(client))
+                client = number_in("SecureAFL.forget", "client", client, 0, self.clients - 1)
+            self._agree("forget", {"client": client, "version": self.version})
+            self._engine.forget(client)
 
     def leave(self, client: int) -> None:
         """The client has left: its remembered update counts no more. What is kept of it stays.
@@ -159,13 +157,13 @@ class SecureAFL(CheckpointedServer):
         """
         with self._ordered():
             with self._notify_peers:
-                if not 0 <= index(client) < self.clients:
-                    raise ValueError(f"SecureAFL.leave: client must lie in 0..{self.clients - 1}, got {client}")
-            self._agree("leave", {"client": index(client), "version": self.version})
-            self._engine.presence.leave(index(client))
+                client = number_in("SecureAFL.leave", "client", client, 0, self.clients - 1)
+            self._agree("leave", {"client": client, "version": self.version})
+            self._engine.presence.leave(client)
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
-        """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors and are not checked.
+        """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors, whose values and
+        shapes are not checked.
 
         To replay a captured round: replay only at the same `phase()`, then increment `version`.
         staleness is ignored here; other defenses of the simulator use it.
@@ -173,6 +171,9 @@ class SecureAFL(CheckpointedServer):
         conflict = self._not_capturable()
         if conflict:
             raise ValueError(f"SecureAFL.enqueue: not supported with {conflict}; use submit")
+        tensors = {"client": client, "update": update, "trained_on": trained_on}
+        for name, tensor in tensors.items():
+            check_device("SecureAFL.enqueue", name, tensor, self._models)
         with self._ordered():
             update, trained_on = (tensor.detach().to(self._models.dtype) for tensor in (update, trained_on))
             return self._round(client, update, trained_on, None)
@@ -216,7 +217,8 @@ class SecureAFL(CheckpointedServer):
         `shard` gives it. A file that was changed or damaged raises a ValueError. A forged file with possible values is
         not detected: load only files from sources that you trust with your model.
         """
-        device = torch.device(device or "cpu")
+        with notify_at_start(ranks_of(process_group, None)):
+            device = checked_device("SecureAFL.load", "cpu" if device is None else device)
         ranks = ranks_of(process_group, device)
         with notify_at_start(ranks):
             found = read_checkpoint(path, ranks)

@@ -121,8 +121,12 @@ def replaced_by(make_other):
 
 LIES = {
     "clients 1e9": (in_header(lambda about: {"clients": 10**9}), r"last_updates must be \(1000000000, 7\)"),
-    "clients a float": (in_header(lambda about: {"clients": 5.0}), "header must have config, clients"),
-    "clients true": (in_header(lambda about: {"clients": True}), "header must have config, clients"),
+    "clients a float": (
+        in_header(lambda about: {"clients": 5.0}),
+        "clients must be a whole number, 1 or more, got 5.0",
+    ),
+    "clients true": (in_header(lambda about: {"clients": True}), "clients must be a whole number, 1 or more, got True"),
+    "clients 0": (in_header(lambda about: {"clients": 0}), "clients must be a whole number, 1 or more, got 0"),
     "version -3": (with_state(version=-3), "version must be a whole number, 0 or more"),
     "stale a text": (with_state(stale="0"), "stale must be a whole number"),
     "a state of more": (with_state(x=1), "got 'x'"),
@@ -135,7 +139,7 @@ LIES = {
     "another rule": (with_config(rule="krum"), "state must have centre"),
     "an unknown setting": (with_config(gift=1), "got also gift"),
     "history_dtype": (with_config(history_dtype="int32"), "history_dtype must be one of"),
-    "config a list": (in_header(lambda about: {"config": [1]}), "header must have config"),
+    "config a list": (in_header(lambda about: {"config": [1]}), "config must be an object, got list"),
     "dtype": (in_header(lambda about: {"dtype": "int8"}), "dtype must be float32 or float64, got 'int8'"),
     "one more": (in_header(lambda about: {"extra": 1}), "header must have config, clients, dtype, state"),
     "format 0": (in_header(lambda about: {"format": 0}), "must have format 1 to 6, got 0"),

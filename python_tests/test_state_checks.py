@@ -44,6 +44,50 @@ def test_a_damaged_state_is_refused_and_changes_nothing(engine, device):
     identical(server, donor)
 
 
+LAST = 2**52  # version
+
+
+def forged(state, clients, version):
+    """The state at this version, with every counter as large as may be."""
+    most = LAST + version
+    largest = {
+        **{name: most for name in ("rounds", "met", "uploads")},
+        **{"counts": LAST + clients * version, "last_epoch": most - 9, "turns": 0},
+        **({} if "factor_counts" in state else {"recorded": most, "factors": 1.0}),
+    }
+    new = {name: torch.full_like(state[name], value) for name, value in largest.items() if name in state} | {
+        "clock": torch.tensor([most - 9, most, 1]),
+        "models": state["models"].roll(version - state["version"], 0),  # version v lies in row v % rows
+    }
+    return {**state, **new, "version": version, "stale": 2 * LAST, "too_soon": 2 * LAST}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_follows_a_state_with_the_largest_numbers_loads_again(engine):
+    """A forged checkpoint must not end in one that is lost."""
+    server, again = make(engine), make(engine)
+    run(server, 25)
+    good, update = server.state_dict(), torch.ones(len(server.model))
+    state = forged(good, server.clients, LAST - 5)
+    for name in ("rounds", "met", "recorded", "clock", "last_epoch", "uploads", "counts"):
+        if name not in state or (name == "recorded" and "factor_counts" in state):  # its sums do not fit then
+            continue
+        with pytest.raises(ValueError, match=f"SecureAFL.load_state_dict: {name} must be "):
+            server.load_state_dict({**state, name: state[name] + LAST})
+    server.load_state_dict(state)
+    for client in (0, 1, 2, 0, 1):
+        assert server.submit(client, update, server.version - 5).kind == "stale"
+        server.submit(client, update, server.version)
+        again.load_state_dict(server.state_dict())
+        identical(server, again)
+    words = r"the server's version must be below 2\*\*52, got 4503599627370496"
+    with pytest.raises(ValueError, match=f"SecureAFL.submit: {words}"):
+        server.submit(0, update, server.version)
+    again.load_state_dict(server.state_dict())
+    with pytest.raises(ValueError, match=r"version must be a whole number, 0 or more, at most 2\*\*52"):
+        server.load_state_dict({**state, "version": LAST + 1})
+
+
 def test_every_kind_of_damage_is_tried_on_some_engine():
     tried = set()
     for engine in ENGINES:

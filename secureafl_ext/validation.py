@@ -13,6 +13,8 @@ from . import _C
 T = TypeVar("T")
 MOST = 2**53  # largest whole number accepted: ranks exchange numbers as float64, which is exact up to here
 
+LAST = MOST // 2  # largest version: a forged state must leave room for whatever is counted beside it
+
 
 def whole(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or abs(index(value)) > MOST:
@@ -122,12 +124,19 @@ def check(
     version: int,
 ) -> tuple[int, int]:
     """Check one submission to a server with these models (rows, d). Returns (client, version) as plain numbers."""
+    check_room(caller, newest)
     d = models.shape[1]
     dense = isinstance(update, Tensor) and update.layout == torch.strided
     if not dense or update.shape != (d,) or update.dtype != dtype:
         raise ValueError(f"{caller}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
     check_device(caller, "update", update, models)
     return number_in(caller, "client", client, 0, clients - 1), number_in(caller, "version", version, 0, newest)
+
+
+def check_room(caller: str, version: int) -> None:
+    """No server gets there by rounds. A forged checkpoint may start there, and what follows it could not be loaded."""
+    if version >= LAST:
+        raise ValueError(f"{caller}: the server's version must be below 2**{LAST.bit_length() - 1}, got {version}")
 
 
 def check_device(caller: str, name: str, tensor: Tensor, models: Tensor) -> None:

@@ -18,10 +18,10 @@ from ..config import CHECKS, COUNTS, GONE, Config, is_rule
 from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
-from ..rules.row_rules import MAX_SQUARE
 from ..rules.similarity import SPAN
 from ..rules.support import STAGES
-from ..validation import MOST, converted, describe, name_of, shown, whole
+from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
+from .values import ones, orthogonal, powers, products, symmetric, within
 
 PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
@@ -52,8 +52,8 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     lists, room = 1 if config.factors == "pooled" else n, config.room
     half = config.pair_dtype == torch.float16
     kept, pair, f64, i64 = config.dtype, config.pair_dtype, torch.float64, torch.int64
-    count = ("0 or more", _within(0, MOST))
-    finite = ("finite", _within(-math.inf, math.inf, closed=False))
+    count = ("0 or more", within(0, MOST))
+    finite = ("finite", within(-math.inf, math.inf, closed=False))
     sketches = {
         "update_sketches": Entry((n, config.sketch), kept, *finite),
         "model_sketches": Entry((n, config.sketch), kept, *finite),
@@ -63,18 +63,18 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "last_models": Entry((n, d), kept, *finite),
         "dw": Entry((n, m, d), pair, *finite),
         "dg": Entry((n, m, d), pair, *finite),
-        "pairs": Entry((n,), i64, f"0 to {m}", _within(0, m)),
+        "pairs": Entry((n,), i64, f"0 to {m}", within(0, m)),
     }
     entries = {
         "models": Entry((config.max_staleness + 2, d), kept, *finite),
         **(sketches if config.sketch else whole_updates),
-        "seen": Entry((n,), torch.bool, "0 or 1", lambda t: _within(0, 1)(t.contiguous().view(torch.uint8))),
-        "factors": Entry((lists, room), f64, "0 or more, not NaN", _within(0, math.inf)),
+        "seen": Entry((n,), torch.bool, "0 or 1", lambda t: within(0, 1)(t.contiguous().view(torch.uint8))),
+        "factors": Entry((lists, room), f64, "0 or more, not NaN", within(0, math.inf)),
         "recorded": Entry((lists,), i64, *count),
-        "counts": Entry((len(COUNTS),), i64, *count),
+        "counts": Entry((len(COUNTS),), i64, "0 or more", within(0, math.inf)),
         "turns": Entry((n,), i64, *count),
         "clock": Entry((3,), i64, "0 or more, and 0 or 1 at the end", lambda t: count[1](t) and int(t[2]) <= 1),
-        "last_epoch": Entry((n,), i64, "-1 or more", _within(GONE, MOST)),
+        "last_epoch": Entry((n,), i64, "-1 or more", within(GONE, MOST)),
         "uploads": Entry((n, 3), i64, *count),
     }
     if config.keeps_all:
@@ -83,10 +83,10 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         width = config.sketch or d
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
         most = 2 * math.ceil(d / max(width, 1)) ** 0.5
-        not_negative = "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)
+        not_negative = "finite, 0 or more", lambda t: within(0, math.inf)(t) and finite[1](t)
         entries |= {
             "rounds": Entry((), i64, *count),
-            "means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", _within(-most, most)),
+            "means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most)),
             "squares": Entry((n,), f64, *finite),
             "met": Entry((n,), i64, *count),
             "norms": Entry((n,), f64, *not_negative),
@@ -96,36 +96,36 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             of_this_server = "the seed of this server", lambda t: int(t) == config.sketch_seed
             entries["sketch_seed"] = Entry((), i64, *of_this_server)
         if config.averages == "steps":
-            entries["total"] = Entry((n,), f64, f"0 to {SPAN}", _within(0, SPAN))
-            entries["noise"] = Entry((n,), f64, "0 to 1", _within(0, 1))
+            entries["total"] = Entry((n,), f64, f"0 to {SPAN}", within(0, SPAN))
+            entries["noise"] = Entry((n,), f64, "0 to 1", within(0, 1))
         return entries
     if config.row_wise:
         entries |= {
-            "products": Entry((n, n), f64, "symmetric, and finite where no update is too long", _products),
+            "products": Entry((n, n), f64, "symmetric, and finite where no update is too long", products),
             "centre": Entry((d,), kept, *finite),
             "rounds": Entry((), i64, *count),
         }
     else:  # products of huge updates may overflow; the round then gives up the correction
         anything: tuple[str, Callable[[Tensor], bool]] = ("numbers", lambda t: True)
         entries |= {
-            "oldest": Entry((n,), i64, f"0 to {max(m - 1, 0)}", _within(0, max(m - 1, 0))),
-            "scales": Entry((n, 2 * m), torch.float32, "powers of two" if half else "1", _powers if half else _ones),
+            "oldest": Entry((n,), i64, f"0 to {max(m - 1, 0)}", within(0, max(m - 1, 0))),
+            "scales": Entry((n, 2 * m), torch.float32, "powers of two" if half else "1", powers if half else ones),
             "gram": Entry((n, m * (2 * m + 1)), f64, *anything),
             "along": Entry((n, 2 * m + 2), f64, *anything),
-            "weights": Entry((n, 2 * m + 2), torch.float32, "not NaN", _within(-math.inf, math.inf)),
-            "status": Entry((n,), torch.int32, f"0 to {len(ops.STATUS) - 1}", _within(0, len(ops.STATUS) - 1)),
+            "weights": Entry((n, 2 * m + 2), torch.float32, "not NaN", within(-math.inf, math.inf)),
+            "status": Entry((n,), torch.int32, f"0 to {len(ops.STATUS) - 1}", within(0, len(ops.STATUS) - 1)),
         }
     if config.rule == "kinship":
         entries |= {
-            "kinship": Entry((n, n), f64, "symmetric and finite", lambda t: _symmetric(t) and finite[1](t)),
+            "kinship": Entry((n, n), f64, "symmetric and finite", lambda t: symmetric(t) and finite[1](t)),
             "met": Entry((n,), i64, *count),
-            "kin_centre": Entry((n,), f64, "finite, 0 or more", lambda t: _within(0, math.inf)(t) and finite[1](t)),
+            "kin_centre": Entry((n,), f64, "finite, 0 or more", lambda t: within(0, math.inf)(t) and finite[1](t)),
         }
     if config.rule == "support":
         entries |= {
-            "similarity": Entry((n, n), f64, "symmetric and finite", lambda t: _symmetric(t) and finite[1](t)),
+            "similarity": Entry((n, n), f64, "symmetric and finite", lambda t: symmetric(t) and finite[1](t)),
             "met": Entry((n,), i64, *count),
-            "basis": Entry((STAGES, n, n), f64, "orthogonal", _orthogonal),
+            "basis": Entry((STAGES, n, n), f64, "orthogonal", orthogonal),
             "shift": Entry((n,), f64, *finite),
         }
     return entries
@@ -163,6 +163,7 @@ def check(
     _check_factors(caller, tensors["factors"], tensors["recorded"])
     if config.keeps_all:
         _check_counts(caller, tensors["factor_counts"], max(int(tensors["recorded"]) - config.room, 0))
+    _check_rounds(caller, tensors, numbers["version"], clients)
     latest = int(tensors["turns"].max())
     if latest > numbers["version"]:
         raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
@@ -176,9 +177,13 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
     No server exists yet: the tensors are in memory already, and this allocates nothing larger.
     """
     kinds = {"config": dict, "clients": int, "dtype": str, "state": dict}
-    if {name: type(value) for name, value in about.items()} != kinds:
+    if about.keys() != kinds.keys():
         got = ", ".join(map(str, about))[:80] or "none"
         raise ValueError(f"{caller}: header must have {', '.join(kinds)}, got {got}")
+    expected = {dict: "an object", str: "a text", int: "a whole number, 1 or more"}
+    for name, kind in kinds.items():
+        if type(about[name]) is not kind or (name == "clients" and about[name] < 1):
+            raise ValueError(f"{caller}: {name} must be {expected[kind]}, got {shown(about[name])}")
     tensors, about = _upgraded(tensors, about)
     unknown = [name[:40] for name in about["config"] if name not in CHECKS]
     if unknown:
@@ -239,7 +244,19 @@ def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:
 
 
 def _count(caller: str, name: str, value: object) -> int:
-    return converted(caller, name, value, whole, "a whole number, 0 or more, at most 2**53", lambda number: number >= 0)
+    most = LAST if name == "version" else MOST
+    expected = f"a whole number, 0 or more, at most 2**{most.bit_length() - 1}"
+    return converted(caller, name, value, whole, expected, lambda number: 0 <= number <= most)
+
+
+def _check_rounds(caller: str, tensors: Mapping[str, Tensor], version: int, clients: int) -> None:
+    """No counter is more than LAST above the version, of `counts` above that of all clients. A round makes them larger
+    by one at most, as it does the version: whatever a server makes of a state that passes passes again."""
+    for name in ("recorded", "counts", "clock", "last_epoch", "uploads", "rounds", "met"):
+        most = LAST + version * (clients if name == "counts" else 1)
+        got = int(tensors[name].max()) if name in tensors else 0
+        if got > most:
+            raise ValueError(f"{caller}: {name} must be at most {most} at version {version}, got {got}")
 
 
 def _check_shape(caller: str, name: str, tensor: Tensor, entry: Entry) -> None:
@@ -276,42 +293,3 @@ def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:
     for name in ("uploads", "last_epoch"):
         if (tensors[name].cpu()[unseen] > 0).any():
             raise ValueError(f"{caller}: {name} must be 0 or less for clients that are not seen, got other values")
-
-
-def _within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:
-    """A check that all values lie there; NaN does not. It allocates nothing: a history may fill most of the memory."""
-
-    def holds(tensor: Tensor) -> bool:
-        if not tensor.numel():
-            return True
-        least, most = (value.item() for value in tensor.detach().aminmax())
-        return low <= least and most <= high if closed else low < least and most < high
-
-    return holds
-
-
-def _ones(tensor: Tensor) -> bool:
-    return _within(1, 1)(tensor)
-
-
-def _powers(tensor: Tensor) -> bool:
-    """float16 pairs are scaled by 2^-100 to 2^113 (csrc/round/judge.h)."""
-    return _within(2.0**-100, 2.0**113)(tensor) and _within(0.5, 0.5)(tensor.frexp().mantissa)
-
-
-def _orthogonal(t: Tensor) -> bool:
-    """Whether the columns of every matrix of t (.., n, n) are orthogonal and of length 1, up to rounding."""
-    unit = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
-    return bool(((t.mT @ t - unit).abs() < 1e-6).all())
-
-
-def _symmetric(tensor: Tensor) -> bool:
-    return bool(((tensor == tensor.T) | (tensor.isnan() & tensor.T.isnan())).all())
-
-
-def _products(tensor: Tensor) -> bool:
-    """The square of a float64 update may be inf and its products NaN. A rule leaves such a row out."""
-    squares = tensor.diagonal()
-    short = squares <= MAX_SQUARE
-    possible = tensor.isfinite() | ~short[:, None] | ~short
-    return bool(possible.all()) and bool((squares >= 0).all()) and _symmetric(tensor)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import Config
 from ..engines import fused
 from ..engines.ranks import notify_at_start, ranks_of
-from ..validation import check, check_device, checked_device, number_in
+from ..validation import MOST, check, check_device, check_room, checked_device, number_in
 from .checkpoints import CheckpointedServer, read_checkpoint
 from .receipt import Receipt, stale_receipt, too_soon_receipt
 
@@ -110,10 +110,10 @@ class SecureAFL(CheckpointedServer):
                 facts = {"client": client, "version": version, "the server's version": self.version}
                 self._sharded.synchronize("submit", facts, sums)
             if not kept:
-                self._stale += 1
+                self._stale = min(self._stale + 1, MOST)
                 return stale_receipt(version, self.version, self.config.max_staleness, update.device)
             if not on_turn:
-                self._too_soon += 1
+                self._too_soon = min(self._too_soon + 1, MOST)
                 since = self.version - self._turns[client]
                 return too_soon_receipt(client, since, self.config.spacing, staleness, self.version, update.device)
 
@@ -171,6 +171,7 @@ class SecureAFL(CheckpointedServer):
         conflict = self._not_capturable()
         if conflict:
             raise ValueError(f"SecureAFL.enqueue: not supported with {conflict}; use submit")
+        check_room("SecureAFL.enqueue", self.version)
         tensors = {"client": client, "update": update, "trained_on": trained_on}
         for name, tensor in tensors.items():
             check_device("SecureAFL.enqueue", name, tensor, self._models)

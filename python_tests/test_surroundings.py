@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from secureafl_ext import SecureAFL
+from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.config import EXACT
 from secureafl_ext.engines import fused
 from secureafl_ext.engines.composed import Composed
@@ -150,6 +150,30 @@ def test_a_server_that_does_not_fit_says_how_much_it_needs(monkeypatch):
     words += r"4.32e-05 GB for 3 pairs of each in float32, 1.44e-05 GB for 12 models of 300 parameters; memory=0, "
     with pytest.raises(torch.OutOfMemoryError, match=words):
         make("cpu")
+
+
+@pytest.mark.parametrize("clients", [10**13, 2**53])  # more than any address space
+@pytest.mark.parametrize(
+    "settings", [{}, {"pairs": "rounds"}, {"sketch": 64, **RECOMMENDED}], ids=["fused", "composed", "sketch"]
+)
+def test_a_server_larger_than_the_memory_is_refused_in_words(clients, settings):
+    """On the CPU torch has no class for this, and an overflow of the size is not out of memory for it."""
+    with pytest.raises(torch.OutOfMemoryError, match=rf"SecureAFL: .* GB do not fit cpu: .* of {clients} clients"):
+        SecureAFL(torch.zeros(10**6), clients, **settings)
+
+
+def test_other_errors_of_a_start_stay_what_they_are(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(fused, "Fused", broken)
+    with pytest.raises(RuntimeError, match=r"^no such kernel$"):
+        make("cpu")
+
+
+def test_a_sketch_needs_a_parameter():
+    with pytest.raises(ValueError, match="SecureAFL: model must have a parameter with sketch=64, got none"):
+        SecureAFL(torch.zeros(0), 4, sketch=64, **RECOMMENDED)
 
 
 @needs_gpu

@@ -245,9 +245,10 @@ class Config:
         return self.window or (EXACT if self.factors == "pooled" else WINDOW)
 
     @property
-    def averaged(self) -> bool:
-        """Whether averages of the clients' own updates are kept, or of their sketches, and no products of updates."""
-        return bool(self.sketch) or self.averages == "steps"
+    def averaging(self) -> str | None:
+        """The setting that keeps averages of the clients' own updates, or of their sketches, in place of products of
+        updates; None if there is none."""
+        return "averages='steps'" if self.averages == "steps" else f"sketch={self.sketch}" if self.sketch else None
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""

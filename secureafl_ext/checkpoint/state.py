@@ -79,7 +79,7 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
     }
     if config.keeps_all:
         entries["factor_counts"] = Entry((1 + ROWS, COLUMNS), i64, *count)
-    if config.averaged:
+    if config.averaging:
         width = config.sketch or d
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
         most = 2 * math.ceil(d / max(width, 1)) ** 0.5

@@ -44,6 +44,8 @@ class Averaged(Composed):
     support: SketchedSupport
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        if not size:
+            raise ValueError(f"SecureAFL: model must have a parameter with {config.averaging}, got none")
         width = config.sketch or size
         super().__init__(config, clients, width, device)
         self.sketch = Sketch(size, width, config.sketch_seed or 0, config.dtype, device) if config.sketch else None

@@ -55,10 +55,16 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
     return Composed(config, clients, size, device)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was too small: on the CPU torch says so in a RuntimeError, and overflows if the size does."""
+    words = ("can't allocate memory", "not enough memory", "calculation overflow", "multiplication overflow")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
+
+
 def too_large(config: Config, clients: int, size: int, device: torch.device) -> torch.OutOfMemoryError:
     """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
-    rows = 3 if config.averaged else 2
+    rows = 3 if config.averaging else 2
     last = rows * clients * (config.sketch or size) * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (

@@ -45,7 +45,7 @@ class Composed:
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
         self.quorum = config.quorum_of(clients)
-        self.rows = RowWise(config, clients, size, device) if config.row_wise and not config.averaged else None
+        self.rows = RowWise(config, clients, size, device) if config.row_wise and not config.averaging else None
         self._clients = torch.arange(clients, device=device).split(1)
 
     def state(self, device: torch.device | None = None) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import COUNTS, Config
-from ..engines import Engine, check_engine, make_engine, make_sharded, too_large
+from ..engines import Engine, check_engine, is_out_of_memory, make_engine, make_sharded, too_large
 from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
@@ -37,7 +37,9 @@ class ServerCore:
             self._models = torch.zeros(config.max_staleness + 2, size, dtype=config.dtype, device=device)
             self._sharded = make_sharded(config, clients, size, device, ranks) if ranks else None
             self._engine: Engine = self._sharded or make_engine(config, clients, size, device)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise too_large(config, clients, size, device) from error
         self._models[0] = model.detach()
         self._rows = self._models.unbind()  # views made once: indexing costs more host time than the lock

@@ -192,10 +192,8 @@ class SecureAFL(CheckpointedServer):
             return f"spacing={self.config.spacing}"  # turns are counted on the host
         if self._engine.capturable:
             return None
-        if self.config.averages == "steps":
-            return "averages='steps'"
-        if self.config.sketch:
-            return f"sketch={self.config.sketch}"
+        if self.config.averaging:
+            return self.config.averaging
         return fused.unsupported(self.config, self.clients, self._models.device)
 
     def phase(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peaks import peak, start_peak
 
 from secureafl_ext import median, reference, trimmed_mean
 from secureafl_ext.sim.runner import cpu_threads
@@ -276,3 +277,12 @@ def test_ten_thousand_rows(random, device):
     for dtype in (torch.float32, torch.float64):
         updates = rows(random, 10_000, 5, dtype)
         assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
+
+
+@pytest.mark.parametrize("rule", [median, lambda rows: trimmed_mean(rows, 1)], ids=["median", "trimmed_mean"])
+def test_rows_without_columns_take_no_memory(rule):
+    """Such a tensor takes none itself, whatever the number of its rows."""
+    rows = torch.empty(2**24, 0)
+    before = start_peak("cpu")
+    assert rule(rows).shape == (0,)
+    assert peak("cpu") - before < 2**26

@@ -158,6 +158,7 @@ void search_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
 // out (d)
 template <typename Rows, typename out_t>
 void reduce_columns(const Rows& rows, Rule rule, int64_t trim, out_t* out) {
+  if (rows.d == 0) return;  // such rows take no memory, so there may be more of them than a list of them has room for
   std::vector<int64_t> kept;
   for (int64_t k = 0; k < rows.n; ++k) {
     if (rows.takes_part(k)) kept.push_back(k);

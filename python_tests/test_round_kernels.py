@@ -40,6 +40,7 @@ def uploaded(n, d, rounds, **settings):
         (1, 50, 75, F16),
         (1, 67, 21, F32),
         (1, 451, 11, F16),
+        *((2, 12, 75, F16), (2, 67, 21, F32), (2, 451, 11, F16), (4, 50, 75, F32), (4, 451, 11, F16)),
         (5, 14, 75, F32),
         (5, 50, 75, F32),
         (5, 67, 21, F16),
@@ -86,6 +87,22 @@ def test_every_verdict(monkeypatch, memory):
     agree(ours, plain)
     assert seen == set(REASONS)
     assert 0 < int(ours._engine.presence.mask(ours.seen).sum()) < int(ours.seen.sum()) - 2
+
+
+# A tile at a time; any number of pairs. Rejected updates, whose tiles are only waited for, and full rings among them
+@pytest.mark.parametrize(("n", "memory", "seed"), [(2052, 3, 3), (100, 6, 0), (100, 6, 3)])
+def test_every_verdict_of_large_shapes(monkeypatch, n, memory, seed):
+    d, settings = 7, {"memory": memory, "history_dtype": F16}
+    plain = make("cpu", n, d, window=4, **settings)
+    left, phases = (on_gpu(monkeypatch, n, d, Emulated(seed, p), window=4, **settings) for p in (False, True))
+    arrivals, seen = Strange(n, d), set()
+    arrivals.active = [0, n // 2, n - 1]
+    for _ in range(40):
+        drive((plain, left, phases), arrivals, 1)
+        seen.add(plain.stats()["rejected"])
+    identical(phases, left)
+    agree(left, plain)
+    assert len(seen) > 5 and left.state_dict()["pairs"].max() == plain.config.memory
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks, kin
         "dtype": f"{tensor} ({second},) float64",
         "no tensor": f"{tensor} list",
         "no client": f"ValueError SecureAFL.submit: client must lie in 0..{N - 1}, got {N}",
-        "no number": "TypeError 'str' object cannot be interpreted as an integer",
+        "no number": f"ValueError SecureAFL.submit: client must be a whole number in 0..{N - 1}, got '3'",
         "future": "ValueError SecureAFL.submit: version must lie in",
         "memory": "RuntimeError",
         "bad lr": "ValueError SecureAFL: lr must be a finite number, got inf",

@@ -31,8 +31,8 @@ struct Pass {
   //   4,096 clients: one tile of 128 KiB; the factors, 128 KiB too, do not fit. Those of the slots alone do: 96 KiB, in
   //                  all 224 KiB. The factors of x are in registers. Nothing is copied meanwhile, except by the other
   //                  blocks: they are at different places of their tiles.
-  // With 16 pairs, 136 bytes each: 512 clients, two tiles of 68 KiB and factors of 68 KiB, 204 KiB. With kAnyPairs the
-  // factors are stored by plane, so that threads read different banks.
+  // With 16 pairs, 136 bytes each: 512 clients, two tiles of 68 KiB. The factors, 68 KiB, are stored by plane
+  // (kAnyPairs), so that threads read different banks; the start of a round needs 80 KiB in their place. In all 216 KiB.
   static constexpr int kBuffers = kClients > 2048 ? 1 : 2;
   static constexpr int kSharedFactors = kBuffers == 2 ? kFactors : kPlanes;  // of each client
   static constexpr bool kStoresX = kBuffers == 2;  // in place of w; else registers are scarce, and x is computed twice

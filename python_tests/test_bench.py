@@ -144,3 +144,14 @@ def test_naming_counts_the_culprits_and_the_honest_clients_that_are_named():
     assert none[:4] == ["none", "0 of 1", "-", "0 of 0"], done.stderr
     assert gaussian[:2] == ["gaussian", "1 of 1"] and gaussian[3] == "2 of 2" and done.returncode == 0
     assert 0 < int(gaussian[2].split()[0]) <= 30
+
+
+def test_adversaries_have_a_row_each_and_an_error_per_server():
+    command = [sys.executable, BENCH / "adversaries.py", "--rounds", "30", "--seeds", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    head, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
+    assert head == ["AsyncSGD", "recommended", 'averages="steps"']
+    assert [row[0] for row in rows] == ["nobody", "push", "decoy", "pace-cancel", "repent", "behind", "shifts"]
+    cells = [cell.split(" / ") for row in rows for cell in row[1:]]
+    assert len(cells) == 21 and all(0 < float(late) <= 1 and 0 < float(end) <= 1 for late, end in cells)
+    assert len({str(row[1]) for row in rows}) > 3  # the adversaries differ

@@ -1,0 +1,158 @@
+"""Test errors of a small fleet under adversaries that talk to the server directly, and look at what it does.
+
+python bench/adversaries.py [--rounds 4000] [--seeds 3] [--degree 0.5]
+
+The simulator's attacks follow a plan that is drawn before the run. These do not: they upload several times in a row,
+or look at their own weight first. The task: Fashion-MNIST's embedded part, a net with 32 hidden units, 50 clients with
+mostly one class each, 10 of them malicious, uniform arrivals, staleness up to 10.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from secureafl_ext import RECOMMENDED, SecureAFL
+from secureafl_ext.tasks import datasets, partition
+
+CLIENTS, MALICIOUS, BATCH, LR, STALENESS, HIDDEN = 50, 10, 32, 0.05, 10, 32
+SERVERS = {
+    "AsyncSGD": {"rule": "mean", "memory": 0, "estimate": False, "filter": False, "expiry": None, "probation": 0},
+    "recommended": RECOMMENDED,
+    'averages="steps"': RECOMMENDED | {"averages": "steps"},
+}
+
+
+class Fleet:
+    """The task and its server. honest(client): a new gradient at the current model"""
+
+    def __init__(self, settings: dict, seed: int, degree: float):
+        self.data = datasets.load(datasets.DEFAULT)
+        self.random = torch.Generator().manual_seed(seed)
+        classes = self.data.classes
+        self.samples = partition.skewed(self.data.train_y, classes, CLIENTS, degree, seed)
+        pixels = self.data.train_x[0].numel()
+        self.shapes = ((HIDDEN, pixels), (HIDDEN,), (classes, HIDDEN), (classes,))
+        scales = [(len(shape) - 1) / shape[-1] ** 0.5 for shape in self.shapes]  # biases begin at 0
+        start = [torch.randn(s, generator=self.random) * scale for s, scale in zip(self.shapes, scales, strict=True)]
+        self.server = SecureAFL(torch.cat([part.flatten() for part in start]), CLIENTS, lr=LR, **settings)
+        self.malicious = set(torch.randperm(CLIENTS, generator=self.random)[:MALICIOUS].tolist())
+        self.lengths = torch.ones(CLIENTS)  # of the clients' last honest updates
+        self.arrivals = torch.zeros(CLIENTS, dtype=torch.int64)
+        # Every weight grows: the server subtracts.
+        self.push = torch.full_like(self.server.model, -(len(self.server.model) ** -0.5))
+
+    def logits(self, model: Tensor, x: Tensor) -> Tensor:
+        parts = model.split([torch.Size(shape).numel() for shape in self.shapes])
+        w1, b1, w2, b2 = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
+        return F.linear(F.linear(x.flatten(1), w1, b1).relu(), w2, b2)
+
+    def honest(self, client: int, version: int | None = None) -> Tensor:
+        model = self.server.model if version is None else self.server.model_at(version)
+        model = model.clone().requires_grad_()
+        own = self.samples[client]
+        x, y = self.data.train(own[torch.randint(len(own), (BATCH,), generator=self.random)])
+        return torch.autograd.grad(F.cross_entropy(self.logits(model, x), y), model)[0]
+
+    def length(self) -> float:
+        return float(self.lengths.median())
+
+    def noise(self) -> Tensor:
+        return F.normalize(torch.randn(self.push.shape, generator=self.random), dim=0)
+
+    def error(self) -> float:
+        x = self.data.inputs(self.data.test_x)
+        return float((self.logits(self.server.model, x).argmax(1) != self.data.test_y).double().mean())
+
+
+Adversary = Callable[[Fleet, int], Iterator[Tensor]]  # the uploads of one arrival, each submitted before the next
+
+
+def nobody(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    yield fleet.honest(client)
+
+
+def push(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    yield fleet.length() * fleet.push
+
+
+def decoy(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """At every second arrival a push, then noise. Both far too long: it needs to know nothing."""
+    if float(torch.rand((), generator=fleet.random)) < 0.5:
+        yield 1e6 * fleet.push
+        yield 1e6 * fleet.noise()
+
+
+def pace_cancel(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """In some epochs two pushes at full pace, and their opposites at a small one: averaged over uploads they cancel."""
+    if float(torch.rand((), generator=fleet.random)) < 0.3:
+        for sign in (1, 1, -1, -1):
+            yield sign * fleet.length() * fleet.push
+
+
+def repent(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """A push while the server gives it weight, an honest gradient while it does not."""
+    weight = float(fleet.server.weights()[client]) * CLIENTS
+    yield fleet.length() * fleet.push if weight > 0.5 else fleet.honest(client)
+
+
+def behind(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """A push of .8 median norms behind an honest gradient."""
+    yield fleet.honest(client) + 0.8 * fleet.length() * fleet.push
+
+
+def shifts(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Fifteen pushes after 25 honest uploads, again and again; each attacker at another time."""
+    turn = int(fleet.arrivals[client]) + 4 * client
+    yield fleet.length() * fleet.push if turn % 40 >= 25 else fleet.honest(client)
+
+
+ADVERSARIES: dict[str, Adversary] = {
+    each.__name__: each for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts)
+}
+
+
+def run(settings: dict, adversary: Adversary, rounds: int, seed: int, degree: float) -> tuple[float, float]:
+    """(mean error of the second half, error at the end). A submission is a round, whether it moves the model or not."""
+    fleet = Fleet(settings, seed, degree)
+    errors, done, every = [], 0, max(1, rounds // 40)
+    while done < rounds:
+        client = int(torch.randint(CLIENTS, (), generator=fleet.random))
+        fleet.arrivals[client] += 1
+        if client in fleet.malicious and adversary is not nobody:
+            uploads = ((update, fleet.server.version) for update in adversary(fleet, client))
+        else:
+            version = max(0, fleet.server.version - int(torch.randint(STALENESS + 1, (), generator=fleet.random)))
+            update = fleet.honest(client, version)
+            fleet.lengths[client] = update.norm()
+            uploads = iter([(update, version)])
+        for update, version in uploads:
+            fleet.server.submit(client, update, version)
+            done += 1
+            if done % every == 0:
+                errors.append(fleet.error())
+    return fmean(errors[len(errors) // 2 :]), errors[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--degree", type=float, default=0.5)
+    given = parser.parse_args()
+    print(f"{given.rounds} rounds, seeds 0 to {given.seeds - 1}, degree {given.degree}; torch {torch.__version__}")
+    print("test error, mean of the second half / end\n")
+    print(f"| | {' | '.join(SERVERS)} |\n|---|{'---|' * len(SERVERS)}")
+    for name, adversary in ADVERSARIES.items():
+        cells = []
+        for settings in SERVERS.values():
+            found = [run(settings, adversary, given.rounds, seed, given.degree) for seed in range(given.seeds)]
+            cells.append(" / ".join(f"{fmean(numbers):.3f}" for numbers in zip(*found, strict=True)))
+        print(f"| {name.replace('_', '-')} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

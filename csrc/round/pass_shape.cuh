@@ -32,7 +32,7 @@ struct Pass {
   //                  all 224 KiB. The factors of x are in registers. Nothing is copied meanwhile, except by the other
   //                  blocks: they are at different places of their tiles.
   // With 16 pairs, 136 bytes each: 512 clients, two tiles of 68 KiB. The factors, 68 KiB, are stored by plane
-  // (kAnyPairs), so that threads read different banks; the start of a round needs 80 KiB in their place. In all 216 KiB.
+  // (kAnyPairs), so that threads read different banks; a round begins with 80 KiB in their place. In all 216 KiB.
   static constexpr int kBuffers = kClients > 2048 ? 1 : 2;
   static constexpr int kSharedFactors = kBuffers == 2 ? kFactors : kPlanes;  // of each client
   static constexpr bool kStoresX = kBuffers == 2;  // in place of w; else registers are scarce, and x is computed twice

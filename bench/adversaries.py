@@ -19,6 +19,7 @@ from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.tasks import datasets, partition
 
 CLIENTS, MALICIOUS, BATCH, LR, STALENESS, HIDDEN = 50, 10, 32, 0.05, 10, 32
+VICTIM = 6  # the class whose clients are framed: shirts
 SERVERS = {
     "AsyncSGD": {"rule": "mean", "memory": 0, "estimate": False, "filter": False, "expiry": None, "probation": 0},
     "recommended": RECOMMENDED,
@@ -40,6 +41,9 @@ class Fleet:
         start = [torch.randn(s, generator=self.random) * scale for s, scale in zip(self.shapes, scales, strict=True)]
         self.server = SecureAFL(torch.cat([part.flatten() for part in start]), CLIENTS, lr=LR, **settings)
         self.malicious = set(torch.randperm(CLIENTS, generator=self.random)[:MALICIOUS].tolist())
+        mostly = [int(self.data.train_y[own].bincount().argmax()) for own in self.samples]
+        self.victims = [c for c in range(CLIENTS) if mostly[c] == VICTIM and c not in self.malicious]
+        self.private = torch.randn(CLIENTS, len(self.server.model), generator=self.random)
         self.lengths = torch.ones(CLIENTS)  # of the clients' last honest updates
         self.arrivals = torch.zeros(CLIENTS, dtype=torch.int64)
         # Every weight grows: the server subtracts.
@@ -63,9 +67,14 @@ class Fleet:
     def noise(self) -> Tensor:
         return F.normalize(torch.randn(self.push.shape, generator=self.random), dim=0)
 
-    def error(self) -> float:
-        x = self.data.inputs(self.data.test_x)
-        return float((self.logits(self.server.model, x).argmax(1) != self.data.test_y).double().mean())
+    def of_victims(self) -> Tensor:
+        """Mean of the victims' gradients."""
+        return torch.stack([self.honest(victim) for victim in self.victims]).mean(0)
+
+    def errors(self) -> tuple[float, float]:
+        """(of all test images, of the victims' class)"""
+        wrong = self.logits(self.server.model, self.data.inputs(self.data.test_x)).argmax(1) != self.data.test_y
+        return float(wrong.double().mean()), float(wrong[self.data.test_y == VICTIM].double().mean())
 
 
 Adversary = Callable[[Fleet, int], Iterator[Tensor]]  # the uploads of one arrival, each submitted before the next
@@ -110,13 +119,29 @@ def shifts(fleet: Fleet, client: int) -> Iterator[Tensor]:
     yield fleet.length() * fleet.push if turn % 40 >= 25 else fleet.honest(client)
 
 
+def oppose(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Framing: .7 of the opposite of the victims' gradient, the rest a vector of the attacker's own. The victims have
+    more opponents than kin."""
+    against, own = -F.normalize(fleet.of_victims(), dim=0), fleet.private[client]
+    own = F.normalize(own - (own @ against) * against, dim=0)
+    yield fleet.length() * (0.7 * against + 0.51**0.5 * own)
+
+
+def imitate(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Framing: the victims' gradient. Their group becomes too large."""
+    yield fleet.of_victims()
+
+
 ADVERSARIES: dict[str, Adversary] = {
-    each.__name__: each for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts)
+    each.__name__: each for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts, oppose, imitate)
 }
 
 
-def run(settings: dict, adversary: Adversary, rounds: int, seed: int, degree: float) -> tuple[float, float]:
-    """(mean error of the second half, error at the end). A submission is a round, whether it moves the model or not."""
+def run(settings: dict, adversary: Adversary, rounds: int, seed: int, degree: float) -> tuple[float, ...]:
+    """(mean error of the second half, error at the end, mean error of the victims' class in the second half)
+
+    A submission is a round, whether it moves the model or not.
+    """
     fleet = Fleet(settings, seed, degree)
     errors, done, every = [], 0, max(1, rounds // 40)
     while done < rounds:
@@ -133,8 +158,9 @@ def run(settings: dict, adversary: Adversary, rounds: int, seed: int, degree: fl
             fleet.server.submit(client, update, version)
             done += 1
             if done % every == 0:
-                errors.append(fleet.error())
-    return fmean(errors[len(errors) // 2 :]), errors[-1]
+                errors.append(fleet.errors())
+    late, of_class = (fmean(values) for values in zip(*errors[len(errors) // 2 :], strict=True))
+    return late, errors[-1][0], of_class
 
 
 def main() -> None:
@@ -144,7 +170,7 @@ def main() -> None:
     parser.add_argument("--degree", type=float, default=0.5)
     given = parser.parse_args()
     print(f"{given.rounds} rounds, seeds 0 to {given.seeds - 1}, degree {given.degree}; torch {torch.__version__}")
-    print("test error, mean of the second half / end\n")
+    print("test error: mean of the second half / end / mean of the second half in the class of the victims\n")
     print(f"| | {' | '.join(SERVERS)} |\n|---|{'---|' * len(SERVERS)}")
     for name, adversary in ADVERSARIES.items():
         cells = []

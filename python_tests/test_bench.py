@@ -151,7 +151,8 @@ def test_adversaries_have_a_row_each_and_an_error_per_server():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     head, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
     assert head == ["AsyncSGD", "recommended", 'averages="steps"']
-    assert [row[0] for row in rows] == ["nobody", "push", "decoy", "pace-cancel", "repent", "behind", "shifts"]
+    names = ["nobody", "push", "decoy", "pace-cancel", "repent", "behind", "shifts", "oppose", "imitate"]
+    assert [row[0] for row in rows] == names
     cells = [cell.split(" / ") for row in rows for cell in row[1:]]
-    assert len(cells) == 21 and all(0 < float(late) <= 1 and 0 < float(end) <= 1 for late, end in cells)
+    assert len(cells) == 27 and all(0 <= float(error) <= 1 for cell in cells for error in cell)
     assert len({str(row[1]) for row in rows}) > 3  # the adversaries differ

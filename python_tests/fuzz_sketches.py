@@ -70,7 +70,7 @@ class SketchedScene:
         oracle._fused = False
         oracle.load(self.state, self.start[self.now])
         models = self.start.clone()
-        outcome = oracle._composed_round(
+        outcome = oracle._one_round(
             torch.tensor([self.client]), self.update * stretch, self.trained_on, models, self.now, self.new
         )
         return oracle.state(), models, outcome

@@ -50,7 +50,7 @@ def test_same_seed_same_bits(device, name):
     first, other = (rounds(name, device=device, seed=seed) for seed in (0, 4))
     again = rounds.__wrapped__(name, device=device, seed=0)
     assert torch.equal(first, again)
-    draws = name in ("gaussian", "3dfed", "squads", "mosaic") or make(name, scenes.scene()).trigger is not None
+    draws = name in ("gaussian", "3dfed", "squads", "mosaic", "decoy") or make(name, scenes.scene()).trigger is not None
     assert torch.equal(first, other) != draws
 
 
@@ -109,7 +109,7 @@ OTHER_OPTIONS = {
 }  # fmt: skip
 # Told apart where they matter, in files of their own.
 ELSEWHERE = {"3dfed": {"lift", "refresh", "decoys", "push"}, "adaptive": {"saturation", "camps"}}
-ELSEWHERE |= {name: {"duty", "period", "silence"} for name in ("crafted", *PRESETS)}
+ELSEWHERE |= {name: {"duty", "period", "silence", "decoys"} for name in ("crafted", *PRESETS)}
 # An option of crafted matters only together with some others.
 TOGETHER = {"squads": {"cosine": 0.5}, "mosaic": {"squads": 2}, "target": {"direction": "backdoor"}}
 

@@ -26,9 +26,8 @@ def check_update(update: object, shape: Size, dtype: torch.dtype) -> None:
     """Refuse what has other values, or none that can be hashed: a sparse tensor, or one in a layout of oneDNN."""
     if isinstance(update, Tensor) and (update.shape, update.dtype, update.layout) == (shape, dtype, torch.strided):
         return
-    layout = f" {update.layout}" if isinstance(update, Tensor) and update.layout is not torch.strided else ""
     expected = f"a dense tensor {tuple(shape)} {name_of(dtype)}"
-    raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}{layout}")
+    raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}")
 
 
 def sha256(data: bytes | bytearray | memoryview) -> str:

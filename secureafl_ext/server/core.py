@@ -15,7 +15,7 @@ from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
 from ..rules.row_rules import left_out
-from ..validation import check_device, check_kept, check_start, number_in
+from ..validation import check_kept, check_start, number_in
 from .streams import StreamOrder
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,9 @@ class ServerCore:
     def _number(self, call: str, client: Tensor | int) -> Tensor:
         """(1): the client's number as a tensor. One that is on the device already is not read."""
         if isinstance(client, Tensor) and client.shape == (1,) and client.dtype == torch.int64:
-            check_device(f"SecureAFL.{call}", "client", client, self._models)
+            if client.device != self._models.device:
+                expected = f"on {self._models.device}, got {client.device}"
+                raise ValueError(f"SecureAFL.{call}: client must be {expected}")
             return client
         return self._engine.number_of(number_in(f"SecureAFL.{call}", "client", client, 0, self.clients - 1))
 

@@ -1,6 +1,9 @@
 """A fleet of clients in six groups with different data; some of them are malicious and push the same way."""
 
 import torch
+from states import identical
+
+from secureafl_ext import SecureAFL
 
 
 class Fleet:
@@ -31,3 +34,16 @@ class Fleet:
                 self.turn, self.pusher = self.turn + 1, client if harmful else self.pusher
                 client, update = self.pusher, update if harmful else self.noise(1)[0]
             yield client, [server.submit(client, update.to(server.model), server.version) for server in servers]
+
+
+def resumes_bit_for_bit(server, fleet, path):
+    """A server that was saved and loaded goes on as the one that it was saved from."""
+    n, device = fleet.clients, server.model.device
+    for _ in fleet.rounds(3 * n + 7, server):
+        pass
+    server.save(path)
+    again = SecureAFL.load(path, device=device)
+    for _, (a, b) in fleet.rounds(4 * n, server, again):
+        assert a.reason == b.reason and torch.equal(a.weight, b.weight)
+    assert torch.equal(server.model, again.model)
+    identical(server, again)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from groups import Fleet
+from groups import Fleet, resumes_bit_for_bit
 
 from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.rules.mean_steps import MeanSteps
@@ -129,13 +129,7 @@ def test_similarity_has_the_inner_products_of_the_means():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_continues_bit_for_bit(kind, tmp_path, device):
     server, fleet = make(device, **KINDS[kind]), Fleet(N, D, malicious=6, decoys=1)
-    for _ in fleet.rounds(3 * N + 7, server):
-        pass
-    server.save(tmp_path / "s.safetensors")
-    again = SecureAFL.load(tmp_path / "s.safetensors", device=device)
-    for _, (a, b) in fleet.rounds(4 * N, server, again):
-        assert a.reason == b.reason and torch.equal(a.weight, b.weight)
-    assert the_same(server.state_dict(), again.state_dict())
+    resumes_bit_for_bit(server, fleet, tmp_path / "s.safetensors")
 
 
 FORGED = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from groups import Fleet
+from groups import Fleet, resumes_bit_for_bit
 
 from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.engines.sketch import Sketch, hashed
@@ -149,16 +149,7 @@ def test_nothing_of_the_size_of_all_updates_is_kept():
 
 
 def test_a_checkpoint_continues_bit_for_bit(tmp_path, device):
-    server, fleet = make(device), Fleet(N, D, malicious=6)
-    for _ in fleet.rounds(3 * N + 7, server):
-        pass
-    server.save(tmp_path / "s.safetensors")
-    again = SecureAFL.load(tmp_path / "s.safetensors", device=device)
-    for _, (a, b) in fleet.rounds(4 * N, server, again):
-        assert a.reason == b.reason and torch.equal(a.weight, b.weight)
-    assert torch.equal(server.model, again.model)
-    ours, theirs = server.state_dict(), again.state_dict()
-    assert all(torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(theirs[name])) for name in ours)
+    resumes_bit_for_bit(make(device), Fleet(N, D, malicious=6), tmp_path / "s.safetensors")
 
 
 FORGED = {

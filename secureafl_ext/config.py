@@ -30,6 +30,7 @@ FACTORS = ("per_client", "pooled")
 ON_REJECT = ("hold", "step")
 STEPS = ("all", "received")
 AVERAGES = ("uploads", "steps")
+MOST_ITERATIONS = 1000  # of centered_clip
 WINDOW = 32  # factors kept per client by default
 EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
@@ -97,7 +98,7 @@ CHECKS = {
     "remove": Check(number, "a number, 0 or more, below 1", lambda value: 0 <= value < 1),
     "radius": Check(or_none(number), "None or a positive number", lambda value: value is None or value > 0),
     # A round with many more would hold the server's lock for minutes, and the number may come from a file.
-    "iterations": Check(whole, "a whole number 1 to 1000", lambda value: 1 <= value <= 1000),
+    "iterations": Check(whole, f"a whole number 1 to {MOST_ITERATIONS}", lambda value: 1 <= value <= MOST_ITERATIONS),
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
     "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),

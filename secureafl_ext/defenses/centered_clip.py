@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..config import Config
+from ..config import MOST_ITERATIONS, Config
 from ..engines.row_wise import inner
 from ..rules import row_rules
 from .base import Arrival, Verdict, dot, need
@@ -24,7 +24,7 @@ class CenteredClip(LastUpdates):
         self, model: Tensor, clients: int, *, radius: float = 10.0, iterations: int = 3, momentum: float = 0.0
     ):
         need(radius >= 0, "CenteredClip", "radius", "0 or more", radius)
-        need(1 <= iterations <= 1000, "CenteredClip", "iterations", "1 to 1000", iterations)
+        need(1 <= iterations <= MOST_ITERATIONS, "CenteredClip", "iterations", f"1 to {MOST_ITERATIONS}", iterations)
         super().__init__(model, clients, momentum)
         self.config = Config(rule="centered_clip", radius=radius or None, iterations=iterations)
         self.centre = torch.zeros_like(model)  # v

@@ -18,7 +18,7 @@ ALONE = 0.75  # a mean with more noise than this is hardly more than one upload:
 
 
 class MeanSteps(SketchedSupport):
-    """means: (n, k) mean of each client's updates, as in SketchedSupport, but weighed by their shares
+    """means: (n, k) mean of each client's updates, as in SketchedSupport, but weighted by their shares
     squares: (n) float64, of these means without the noise of single updates    total: (n) float64, sum of the shares,
     at most SPAN    noise: (n) float64, sum of the squared weights of the updates in the mean
     """
@@ -64,10 +64,6 @@ class MeanSteps(SketchedSupport):
         shortened = (self.squares / own.diagonal().clamp(min=1e-300)).clamp(max=1).sqrt()
         return own * shortened[:, None] * shortened
 
-    def refresh(self, mask: Tensor) -> None:
-        if len(self.means) > self.means.shape[1]:
-            return super().refresh(mask)
-        self.shift.zero_()
-        chosen = mask.nonzero()[:, 0]
-        if len(chosen):
-            self.shift[chosen] = support.shifts(self.products()[chosen][:, chosen])
+    def _shifts(self, chosen: Tensor) -> Tensor:
+        few = len(self.means) <= self.means.shape[1]
+        return support.shifts(self.products()[chosen][:, chosen]) if few else super()._shifts(chosen)

@@ -65,9 +65,13 @@ class SketchedSupport:
         self.shift.zero_()
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
-            rows = shortened(self.means[chosen].double(), self.squares[chosen])
-            few = len(rows) <= rows.shape[1]  # then the products of the clients are the smaller matrix
-            self.shift[chosen] = support.shifts(rows @ rows.T) if few else shifts(rows)
+            self.shift[chosen] = self._shifts(chosen)
+
+    def _shifts(self, chosen: Tensor) -> Tensor:
+        """(c) float64: the shifts of the clients chosen (c), all that count."""
+        rows = shortened(self.means[chosen].double(), self.squares[chosen])
+        few = len(rows) <= rows.shape[1]  # then the products of the clients are the smaller matrix
+        return support.shifts(rows @ rows.T) if few else shifts(rows)
 
 
 def may_be_averaged(norm: Tensor, update: Tensor) -> Tensor:

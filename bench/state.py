@@ -5,7 +5,7 @@ from report import SEED
 from torch import Tensor
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.engines.sums import inner
+from secureafl_ext.rules.sums import inner
 
 PAST = 512  # rounds already done, and factors of a pooled Q
 DERIVED = ("gram", "along", "oldest", "weights", "status")  # what a fused server works out from the rest

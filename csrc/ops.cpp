@@ -71,6 +71,18 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill, "
       "float apart, float apart_end) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
+  // mean_steps/mean_steps.cuh, mean_steps/mean_steps_cpu.h; the round itself as kin_step_
+  m.def(
+      "mean_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
+      "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) means, Tensor(f!) total, "
+      "Tensor(g!) noise, Tensor(h!) norms, Tensor(i!) basis, Tensor(j!) shift, Tensor(k!) rounds, Tensor(l!) clock, "
+      "Tensor(m!) last_epoch, Tensor(n!) uploads, Tensor(o!) seen_factors, Tensor(p!) recorded, "
+      "Tensor(q!) factor_counts, Tensor(r!) counts, float lr, float quantile, float max_norm, bool filter, "
+      "bool receive, bool store_all, bool hold, int expiry, int probation, int quorum, int span, float least_share, "
+      "float noisy, int every, float cut, float crowd, float crowd_least, float odd, float odd_least, float kin, "
+      "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
+      "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill, "
+      "float apart, float apart_end) -> (Tensor, Tensor, Tensor, Tensor)");
   // row_rules/weights.h; the round itself as kin_step_
   m.def(
       "row_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "

@@ -19,8 +19,8 @@ DTYPES = (
 ALSO_FLOATS = {"updates": DTYPES[:4], "slots": (torch.float16, torch.float32), "like": DTYPES}
 READ_ONLY = ("update", "trained_on")
 STATE_OPS = (
-    "step_", "apply_", "renew_", "settle_", "refresh_", "kin_step_", "support_step_", "row_step_", "sketch_step_",
-    "update_sums",
+    "step_", "apply_", "renew_", "settle_", "refresh_", "kin_step_", "support_step_", "mean_step_", "row_step_",
+    "sketch_step_", "update_sums",
 )  # fmt: skip
 # Lengths that no other argument fixes, by op and argument.
 FREE = {
@@ -36,6 +36,8 @@ BAD_FLOATS = {
     "trust": (math.nan, -0.5, -math.inf),
     "remove": (math.nan, -0.1, 1.0, math.inf),
     "radius": (math.nan,),
+    "least_share": (math.nan, 0.0, -0.1, 1.1),
+    "noisy": (math.nan, 0.0, 1.0, math.inf),
 }
 RULES = ("", "Median", "Krum", "median ", "mean\0", "x" * 10_000, "médian")
 

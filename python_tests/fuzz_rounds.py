@@ -5,9 +5,9 @@ import struct
 
 import numpy as np
 import torch
+from fuzz_averages import an_averaged_round
 from fuzz_dice import OPS, Call, Dice, cast, need, offset, wide
 from fuzz_scene import BOUND_NAMES, PER_CLIENT, ROW_OPS, SUPPORT_NAMES, Scene
-from fuzz_sketches import a_sketched_round
 from torch import Tensor
 
 from secureafl_ext import _C
@@ -141,4 +141,4 @@ def check_factors(scene: Scene, args: dict[str, object], op: str) -> None:
 
 
 STATEFUL = dict.fromkeys(("step_", *ROW_OPS, "update_sums", "apply_", "renew_", "settle_", "refresh_"), a_round)
-STATEFUL["sketch_step_"] = a_sketched_round
+STATEFUL |= dict.fromkeys(("sketch_step_", "mean_step_"), an_averaged_round)

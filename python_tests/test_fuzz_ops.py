@@ -21,7 +21,7 @@ def test_random_calls_of_every_op(device):
     done = subprocess.run([sys.executable, HERE / "fuzz_ops.py", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     counted = {
-        line.split()[0]: [int(number) for number in line.split()[2::2]] for line in done.stdout.splitlines()[:21]
+        line.split()[0]: [int(number) for number in line.split()[2::2]] for line in done.stdout.splitlines()[:22]
     }
     names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
     every = {name for space, name in names if space in ("secureafl", "secureafl_sim")}
@@ -49,7 +49,7 @@ def test_a_wrong_result_is_found(op):
         if call.facts.get("may_refuse"):
             continue
         result = call.run()
-        if op in ("step_", "apply_", "kin_step_", "support_step_", "row_step_", "sketch_step_"):
+        if op in ("step_", "apply_", "kin_step_", "support_step_", "mean_step_", "row_step_", "sketch_step_"):
             call.args["models"][call.args["next_row"]] += 0.05
         elif op == "refresh_":
             call.args["factors"].mul_(0.9)
@@ -95,6 +95,7 @@ SHARED = {
     "settle_": [("pairs", "oldest")],
     "kin_step_": [("last_updates", "last_models"), ("products", "kinship"), ("met", "recorded")],
     "sketch_step_": [("update_sketches", "means"), ("squares", "norms"), ("met", "recorded")],
+    "mean_step_": [("last_updates", "means"), ("total", "noise"), ("norms", "shift")],
     "support_step_": [("products", "similarity"), ("met", "recorded")],
     "row_step_": [("last_updates", "last_models"), ("last_epoch", "recorded")],
     "renew_": [("pairs", "oldest")],
@@ -124,7 +125,7 @@ def test_state_that_shares_memory_is_refused(op, names):
 
 
 @pytest.mark.parametrize("name", ["update", "trained_on"])
-@pytest.mark.parametrize("op", ["step_", "kin_step_", "support_step_", "row_step_", "sketch_step_"])
+@pytest.mark.parametrize("op", ["step_", "kin_step_", "support_step_", "mean_step_", "row_step_", "sketch_step_"])
 def test_what_is_read_may_not_lie_across_the_next_row(op, name):
     call = a_call(op)
     args, d = call.args, call.facts["d"]

@@ -13,9 +13,11 @@ ROUND = torch.ops.secureafl.step_.default
 KIN = torch.ops.secureafl.kin_step_.default
 SUPPORT = torch.ops.secureafl.support_step_.default
 SKETCH = torch.ops.secureafl.sketch_step_.default
+MEANS = torch.ops.secureafl.mean_step_.default
 AVERAGED = {
     KIN: {"rule": "kinship", "memory": 0},
     SUPPORT: {"rule": "support", "memory": 0},
+    MEANS: {"rule": "support", "memory": 0, "step": "received", "averages": "steps"},
     SKETCH: {"rule": "support", "memory": 0, "step": "received", "sketch": 64},
 }
 
@@ -80,6 +82,8 @@ INSIDE = {
     "verdict": ("verdict", 0x7F, "the client of verdict must lie in 0 to 4, got 2139062143"),  # and pending
     "verdict -1": ("verdict", 0xFF, "the client of verdict must lie in 0 to 4, got -1"),
     "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),
+    "total 1e6": ("total", 1e6, "total must lie in 0 to span, got 1"),
+    "noise 2": ("noise", 2.0, "noise must lie in 0 to 1, got 2"),
 }
 # What the host knows everywhere.
 OUTSIDE = {
@@ -97,6 +101,8 @@ OUTSIDE = {
     "quorum huge": ("quorum", HUGE, "quorum must lie in 0 to"),
     "clock of others": ("clock", lambda c: c[:2].contiguous(), r"clock must have shape \(3,\)"),
     "span 0": ("span", 0, "span must lie in 1 to"),
+    "least_share 0": ("least_share", 0.0, "least_share must be above 0 and at most 1, got 0"),
+    "noisy 1": ("noisy", 1.0, "noisy must be above 0 and below 1, got 1"),
     "every 0": ("every", 0, "every must lie in 1 to"),
     "every huge": ("every", HUGE, "every must lie in 1 to"),
     "basis of others": ("basis", lambda b: b[:2].contiguous(), r"basis must have shape \(3, n, n\)"),
@@ -136,7 +142,7 @@ def call(op, given):
     return op(*given.values())
 
 
-@pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=["step_", "kin_step_", "support_step_", "sketch_step_"])
+@pytest.mark.parametrize("op", [ROUND, *AVERAGED], ids=lambda op: op.name().split("::")[1])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_refuses_or_survives_every_value(op, case, device):
     given, (name, _, words) = arguments(device, op), CASES[case]

@@ -109,7 +109,7 @@ _JUDGED = (torch.bool, torch.float64, torch.int64)  # accepted, factor, reason
 _WEIGHED = (*_JUDGED, torch.float64)
 _ROUNDS: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(("step_", "apply_"), _JUDGED),
-    **dict.fromkeys(("kin_step_", "support_step_", "row_step_", "sketch_step_"), _WEIGHED),
+    **dict.fromkeys(("kin_step_", "support_step_", "mean_step_", "row_step_", "sketch_step_"), _WEIGHED),
 }
 _FAKE_ROUNDS: dict[str, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     name: lambda first, *rest, dtypes=dtypes, **options: tuple(first.new_empty((), dtype=one) for one in dtypes)

@@ -29,10 +29,10 @@ struct KinPlan {
   SECUREAFL_BOTH static int64_t row_groups(int64_t n) { return (n + kRowsPerWarp - 1) / kRowsPerWarp; }
 
   static KinPlan of(const KinRound& r) {
-    const int64_t n = r.n, d = r.d;
-    constexpr int64_t kTasks = 4096, kLeast = 1024, kStep = 128;  // about this many warps; coordinates per warp
-    const int64_t groups = (r.centered ? 2 : 1) * (row_groups(n) + 1);
-    const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > kLeast ? even : kLeast;
+    const int64_t d = r.d, least = r.compared > 0 ? 1024 : 256;  // coordinates per warp
+    constexpr int64_t kTasks = 4096, kStep = 128;                // about this many warps
+    const int64_t groups = (r.centered ? 2 : 1) * (row_groups(r.compared) + 1);
+    const int64_t even = (d * groups + kTasks - 1) / kTasks, length = even > least ? even : least;
     const int64_t whole = (length + kStep - 1) / kStep * kStep;
     return {groups, d > whole ? (d + whole - 1) / whole : 1, whole};
   }
@@ -121,11 +121,11 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
   if (chunk >= plan.chunks) return;
   const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
   const int64_t start = begin + lane * kVector;
-  const int64_t half = KinPlan::row_groups(r.n), of_center = r.n + kSums;
+  const int64_t half = KinPlan::row_groups(r.compared), of_center = r.compared + kSums;
   if (group == half) {
     double sums[kSums] = {};
     add_judged<kVector>(r, start, stop, sums);
-    return store_sums(sums, kSums, plan.chunks, chunk, parts + r.n * plan.chunks);
+    return store_sums(sums, kSums, plan.chunks, chunk, parts + r.compared * plan.chunks);
   }
   if (group == 2 * half + 1) {
     double sums[2] = {};
@@ -178,9 +178,10 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kVector;
   const int64_t own = first + threadIdx.x;  // the coordinate that this thread updates
   const bool steps = threadIdx.x < kColumns && own < r.d;
-  float g = 0, w = 0, model = 0, center = 0;
+  float g = 0, w = 0, model = 0, center = 0, mean = 0;
   if (steps) {
     if (r.centered) center = r.center[own];
+    if (r.own_means) mean = r.own_means[client_of(r) * r.d + own];
     g = r.update[own];
     w = r.trained_on[own];
     model = r.model[own];
@@ -213,6 +214,7 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   }
   r.next_model[own] = stepped(v, model, direction);
   if (!v.stored) return;
+  if (r.own_means && choice.mean_share > 0) r.own_means[v.client * r.d + own] = averaged(choice, mean, g);
   r.last_updates[v.client * r.d + own] = g;
   r.last_models[v.client * r.d + own] = w;
 }

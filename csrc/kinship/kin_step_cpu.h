@@ -39,15 +39,15 @@ inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, doubl
   const int64_t width = std::min(kKinTile, r.d - start);
   double g[kKinTile], judged[kSums] = {};
   std::copy(r.update + start, r.update + start + width, g);
-  for (int64_t k = 0; k < r.n; ++k) {
+  for (int64_t k = 0; k < r.compared; ++k) {
     if (r.seen[k]) sums[k] += product_with(r.last_updates + k * r.d + start, g, width);
   }
   const float *w = r.trained_on + start, *last_g = r.last_updates + client * r.d + start;
   const float* last_w = r.last_models + client * r.d + start;
   for (int64_t c = 0; c < width; ++c) add_to_judge(g[c], w[c], last_g[c], last_w[c], judged);
-  for (int i = 0; i < kSums; ++i) sums[r.n + i] += judged[i];
+  for (int i = 0; i < kSums; ++i) sums[r.compared + i] += judged[i];
   if (!r.centered) return;
-  double center[kKinTile], *of_center = sums + r.n + kSums;
+  double center[kKinTile], *of_center = sums + r.compared + kSums;
   std::copy(r.center + start, r.center + start + width, center);
   for (int64_t k = 0; k < r.n; ++k) {
     if (r.seen[k]) of_center[k] += product_with(r.last_updates + k * r.d + start, center, width);
@@ -79,6 +79,10 @@ inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start
     }
     r.next_model[c] = stepped(v, r.model[c], towards);
     if (!v.stored) continue;
+    if (r.own_means && choice.mean_share > 0) {
+      float* mean = r.own_means + v.client * r.d + c;
+      *mean = averaged(choice, *mean, own);
+    }
     r.last_updates[v.client * r.d + c] = own;
     r.last_models[v.client * r.d + c] = r.trained_on[c];
   }
@@ -105,7 +109,9 @@ void kin_step(const R& r) {
   std::vector<double> sums = sum_chunks(parts, r.sums()), scratch(static_cast<size_t>(Table::doubles(r.n)));
   std::vector<int32_t> rows(static_cast<size_t>(r.n));
   std::vector<float> weights(static_cast<size_t>(r.n));
-  Choice choice{{}, 0, 0, 0, false, rows.data(), weights.data()};
+  Choice choice{};
+  choice.rows = rows.data();
+  choice.weights = weights.data();
   choose(Solo(), r, sums.data(), Table(scratch.data(), r.n), &choice);
   for_kin_tiles(chunks, [&](int64_t start, int64_t) { step_kin_tile(r, choice, start); });
 }

@@ -29,6 +29,7 @@ struct Bounds {
 
 struct KinRound : Round {
   Bounds bounds;
+  int64_t compared;     // last updates that the update is multiplied by: n, or 0 if the rule does not need it
   float* last_updates;  // (n, d)
   float* last_models;   // (n, d)
   double* products;     // (n, n): inner products of the last updates
@@ -38,6 +39,7 @@ struct KinRound : Round {
   bool centered;        // there is a center: rule "centered_clip" alone
   float* center;        // (d): the last aggregate
   const double* shift;  // (n): of each client's weight; support alone, null for kinship
+  float* own_means;     // (n, d): mean of each client's updates; averages of steps alone, else null
   bool alone;           // the model steps along the update alone, times its weight and the number of kept clients
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
@@ -45,7 +47,7 @@ struct KinRound : Round {
 
   // Number of sums over d: the update times each last update, then the sums of the judge. With a center also the
   // center times each last update, times the update and times itself.
-  SECUREAFL_BOTH int64_t sums() const { return n + kSums + (centered ? n + 2 : 0); }
+  SECUREAFL_BOTH int64_t sums() const { return compared + kSums + (centered ? n + 2 : 0); }
 };
 
 // Result of `choose`: rows and weights (n); the first `count` are used.
@@ -55,6 +57,8 @@ struct Choice {
   float own_weight;     // of the update
   float center_weight;  // these two: with a center alone
   bool any;             // whether a row takes part
+  double mean_share;    // these two: with averages of steps alone; of the update in the mean of its client
+  double mean_length;   // what the update is divided by there
   int32_t* rows;
   float* weights;
 };
@@ -75,5 +79,10 @@ SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w,
 
 // The update as it is used and stored.
 SECUREAFL_FN float clipped(const Verdict& v, float g) { return g * v.clip; }
+
+// A coordinate of the mean of a client's updates after this one. g: clipped
+SECUREAFL_FN float averaged(const Choice& choice, double mean, double g) {
+  return static_cast<float>(mean + choice.mean_share * (g / choice.mean_length - mean));
+}
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -14,8 +14,8 @@ using RowsOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, fa
 
 // The state of a rule on the last updates of the clients, perhaps with the averages of their inner products (n, n).
 struct RowsState {
-  const Tensor &models, &last_updates, &last_models, &seen, &products, &rounds;
-  const Tensor *means = nullptr, *met = nullptr;
+  const Tensor &models, &last_updates, &last_models, &seen, &rounds;
+  const Tensor *products = nullptr, *means = nullptr, *met = nullptr;
   const char* means_name = nullptr;  // of `means` in the op
 
   template <typename Device>
@@ -28,7 +28,7 @@ struct RowsState {
     check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
     check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
-    check.state("products", products, ScalarType::Double, "(n, n)", {n, n});
+    if (products) check.state("products", *products, ScalarType::Double, "(n, n)", {n, n});
     if (means) check.state(means_name, *means, ScalarType::Double, "(n, n)", {n, n});
     if (met) check.state("met", *met, ScalarType::Long, "(n,)", {n});
     check.state("rounds", rounds, ScalarType::Long, "()", {});
@@ -42,8 +42,8 @@ struct RowsState {
 
   std::vector<Span> spans() const {
     std::vector<Span> spans{span_of("last_updates", last_updates, true), span_of("last_models", last_models, true),
-                            span_of("seen", seen, true), span_of("products", products, true),
-                            span_of("rounds", rounds, true)};
+                            span_of("seen", seen, true), span_of("rounds", rounds, true)};
+    if (products) spans.push_back(span_of("products", *products, true));
     if (means) spans.push_back(span_of(means_name, *means, true));
     if (met) spans.push_back(span_of("met", *met, true));
     return spans;
@@ -56,10 +56,11 @@ struct RowsState {
     r.alone = alone;
     r.quorum = quorum;
     r.n = last_updates.size(0);
+    r.compared = products ? r.n : 0;
     r.seen = mutable_data<bool>(seen);
     r.last_updates = mutable_data<float>(last_updates);
     r.last_models = mutable_data<float>(last_models);
-    r.products = mutable_data<double>(products);
+    if (products) r.products = mutable_data<double>(*products);
     if (means) r.means = mutable_data<double>(*means);
     if (met) r.met = mutable_data<int64_t>(*met);
     r.rounds = mutable_data<int64_t>(rounds);
@@ -78,7 +79,7 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
                      double least_sum, double least_apart, double near) {
   constexpr const char* op = "kin_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const RowsState state{models, last_updates, last_models, seen, products, rounds, &kinship, &met, "kinship"};
+  const RowsState state{models, last_updates, last_models, seen, rounds, &products, &kinship, &met, "kinship"};
   const int64_t n = state.check<Device>(check, op);
   check.state("centre", centre, ScalarType::Double, "(n,)", {n});
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};

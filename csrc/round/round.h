@@ -26,6 +26,8 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
+constexpr double kMaxSquare = 1e300;  // MAX_SQUARE of row_rules.py: who has a longer last update takes no part
+
 struct Verdict {
   int32_t client;  // sender of the update
   Reason reason;

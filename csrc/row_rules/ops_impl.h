@@ -29,7 +29,7 @@ RowsOutcome row_step(const Tensor& update, const Tensor& client, const Tensor& t
                      double radius, int64_t iterations) {
   constexpr const char* op = "row_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const RowsState state{models, last_updates, last_models, seen, products, rounds};
+  const RowsState state{models, last_updates, last_models, seen, rounds, &products};
   const int64_t n = state.check<Device>(check, op);
   check.state("centre", centre, ScalarType::Float, "(d,)", {models.size(1)});
   const RowRule weighs = row_rule_named(op, rule);

@@ -17,7 +17,6 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-constexpr double kMaxSquare = 1e300;                      // MAX_SQUARE of row_rules.py
 constexpr int64_t kMaxSketched = (1 << kCensusBits) - 1;  // clients that a census can count
 
 struct SketchRound : Round {

@@ -21,7 +21,7 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
                          double apart, double apart_end) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const RowsState state{models, last_updates, last_models, seen, products, rounds, &similarity, &met, "similarity"};
+  const RowsState state{models, last_updates, last_models, seen, rounds, &products, &similarity, &met, "similarity"};
   const int64_t n = state.check<Device>(check, op);
   check.state("basis", basis, ScalarType::Double, "(3, n, n)", {kStages, n, n});
   check.state("shift", shift, ScalarType::Double, "(n,)", {n});

@@ -2,11 +2,12 @@
 
 #include "arguments.h"
 #include "kinship/kin_step.cuh"
+#include "mean_steps/mean_steps.cuh"
 #include "row_rules/choose.h"
 #include "support/refresh.cuh"
 
-// `kin_step_`, `support_step_` and `row_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh and
-// csrc/support/refresh.cuh, block after block.
+// `kin_step_`, `support_step_`, `row_step_` and `mean_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh,
+// csrc/support/refresh.cuh and csrc/mean_steps/mean_steps.cuh, block after block.
 
 using namespace secureafl;
 
@@ -39,10 +40,11 @@ static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
 }
 
 // models: the current row and the next one
-static void read_rows(Reader& tensor, KinRound& r) {
+static void read_last(Reader& tensor, KinRound& r) {
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
-  tensor(r.last_updates), tensor(r.last_models), tensor(r.seen), tensor(r.products);
+  tensor(r.last_updates), tensor(r.last_models), tensor(r.seen);
 }
+static void read_rows(Reader& tensor, KinRound& r) { read_last(tensor, r), tensor(r.products); }
 static void read_arrival(Reader& tensor, KinRound& r) { read_rows(tensor, r), tensor(r.means), tensor(r.met); }
 
 // Then the results.
@@ -55,6 +57,7 @@ static void read_rest(Reader& tensor, const int64_t* whole, const double* real, 
   r.filter = whole[4], r.receive = whole[5], r.store_all = whole[6], r.hold = whole[7];
   r.presence.expiry = whole[8], r.presence.probation = whole[9], r.alone = whole[10], r.quorum = whole[11];
   if (r.alone) r.presence.free = kFreeAlone;
+  r.compared = r.products ? r.n : 0;
   r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
 }
 
@@ -106,4 +109,26 @@ extern "C" void support_step(void** at, const int64_t* whole, const double* real
   const int64_t room = std::min(cuda::refresh_room(r.n, 200'000), RefreshTables::doubles(r.n) / 2);
   launch.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, room * sizeof(double), r, refresh,
                     static_cast<int64_t>(real[4]), scratch.data(), room, counts.get());
+}
+
+// real: after max_norm span, least, noisy, every and the bounds of the rule
+extern "C" void mean_step(void** at, const int64_t* whole, const double* real, unsigned seed) {
+  Reader tensor{at};
+  MeanRound r{};
+  Refresh refresh{};
+  double* shift;
+  read_last(tensor, r);
+  tensor(r.own_means), tensor(r.total), tensor(r.noise), tensor(r.norms), tensor(refresh.basis), tensor(shift);
+  read_rest(tensor, whole, real, r);
+  r.bounds.span = real[3], r.least = real[4], r.noisy = real[5], r.every = static_cast<int64_t>(real[6]);
+  r.shift = refresh.shift = shift;
+  refresh.n = r.n;
+  std::memcpy(&refresh.bounds, real + 7, sizeof(refresh.bounds));
+  const auto plan = cuda::MeansPlan::of(r.n, r.d);
+  std::vector<double> scratch(cuda::MeansScratch::doubles(r.n, plan), std::nan(""));
+  Buffers buffers(r);
+  const cuda::Launcher launch(seed);
+  run(launch, r, buffers);
+  const int64_t room = std::min(cuda::refresh_room(r.n, 200'000), RefreshTables::doubles(r.n) / 2);
+  cuda::launch_refresh(launch, r, plan, refresh, scratch.data(), room);
 }

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from .. import ops
 from ..config import CHECKS, COUNTS, GONE, Config, is_rule
+from ..engines.averaged import has_basis
 from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
-from ..rules.similarity import SPAN
+from ..rules.mean_steps import SPAN
 from ..rules.support import STAGES
 from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
 from .values import ones, orthogonal, powers, products, symmetric, within
@@ -87,17 +88,19 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         entries |= {
             "rounds": Entry((), i64, *count),
             "means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most)),
-            "squares": Entry((n,), f64, *finite),
-            "met": Entry((n,), i64, *count),
             "norms": Entry((n,), f64, *not_negative),
             "shift": Entry((n,), f64, *finite),
         }
-        if config.sketch:  # not in the message: it is a secret
-            of_this_server = "the seed of this server", lambda t: int(t) == config.sketch_seed
-            entries["sketch_seed"] = Entry((), i64, *of_this_server)
         if config.averages == "steps":
             entries["total"] = Entry((n,), f64, f"0 to {SPAN}", within(0, SPAN))
             entries["noise"] = Entry((n,), f64, "0 to 1", within(0, 1))
+            if has_basis(config, n):
+                entries["basis"] = Entry((STAGES, n, n), f64, "orthogonal", orthogonal)
+        else:
+            entries |= {"squares": Entry((n,), f64, *finite), "met": Entry((n,), i64, *count)}
+        if config.sketch:  # not in the message: it is a secret
+            of_this_server = "the seed of this server", lambda t: int(t) == config.sketch_seed
+            entries["sketch_seed"] = Entry((), i64, *of_this_server)
         return entries
     if config.row_wise:
         entries |= {

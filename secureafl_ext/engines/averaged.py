@@ -4,7 +4,7 @@ With step="received" a round needs of the other clients only their weights. So n
 costs the same for any number of clients, but for a few passes over n numbers. A refresh compares all averages.
 
 Sketched keeps k numbers in place of whole updates and models, for large fleets and models. In float32 on a CPU or a
-CUDA device its round is one op (csrc/sketch); the refresh is torch code.
+CUDA device its round is one op (csrc/sketch); the refresh is torch code. Of whole updates see fused_averages.py.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..config import Config
 from ..rules.mean_steps import MeanSteps
 from ..rules.row_rules import MAX_SQUARE, clip_to, median_of
 from ..rules.similarity import SPAN
 from ..rules.sketched_support import SketchedSupport
+from ..rules.sums import inner, squared_distance
 from .base import Outcome
-from .composed import Composed
+from .composed import Composed, Verdict
 from .presence import settings_of
 from .row_wise import refresh_rounds
 from .sketch import Sketch
-from .sums import inner, squared_distance
 
 LONGEST = 2 * MAX_SQUARE**0.5  # a longer norm is kept as this: the client takes no part either way
 
@@ -31,7 +32,7 @@ step = torch.ops.secureafl.sketch_step_.default
 
 def fits(config: Config, device: torch.device) -> bool:
     """Whether the op supports these settings; plain ops support the rest."""
-    return config.dtype == torch.float32 and device.type in ("cpu", "cuda")
+    return config.averages == "uploads" and config.dtype == torch.float32 and device.type in ("cpu", "cuda")
 
 
 class Averaged(Composed):
@@ -41,7 +42,7 @@ class Averaged(Composed):
     """
 
     capturable = False  # the refresh waits for the device
-    support: SketchedSupport
+    support: SketchedSupport | MeanSteps
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         if not size:
@@ -49,8 +50,10 @@ class Averaged(Composed):
         width = config.sketch or size
         super().__init__(config, clients, width, device)
         self.sketch = Sketch(size, width, config.sketch_seed or 0, config.dtype, device) if config.sketch else None
-        averages = MeanSteps if config.averages == "steps" else SketchedSupport
-        self.support = averages(clients, width, config.dtype, device)
+        if config.averages == "steps":
+            self.support = MeanSteps(clients, width, config.dtype, device, basis=has_basis(config, clients))
+        else:
+            self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
@@ -71,37 +74,54 @@ class Averaged(Composed):
         outcome = self._one_round(number, update, trained_on, models, now, new)
         self.rounds += 1
         if self.rounds % self.every == 0:
-            self.support.refresh(self.presence.mask(self.seen))
+            self._refresh(self.presence.mask(self.seen))
         return outcome
+
+    def _refresh(self, mask: Tensor) -> None:
+        self.support.refresh(mask)
+
+    def _kept(self, vector: Tensor) -> Tensor:
+        """What is kept of an update or model (d): (k)."""
+        return self.sketch.of(vector) if self.sketch else vector
+
+    def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        last, last_model, _ = self.history.of(client)
+        of_update, of_model = self._kept(update), self._kept(trained_on)
+        changes = squared_distance(of_update, last), squared_distance(of_model, last_model)
+        bad, moved = (~update.isfinite()).sum().double(), (of_model != last_model).sum().double()
+        return torch.stack([bad, inner(update[None], update)[0], *changes, moved])
 
     def _one_round(
         self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        sketch, of_model = (self.sketch.of(x) if self.sketch else x for x in (update, trained_on))
-        last, last_model, _ = self.history.of(client)
-        square = inner(update[None], update)[0]
-        changes = squared_distance(sketch, last), squared_distance(of_model, last_model)
-        bad, moved = (~update.isfinite()).sum().double(), (of_model != last_model).sum().double()
-        v = self._decide(client, torch.stack([bad, square, *changes, moved]))
+        sums = self._sums(client, update, trained_on)
+        v = self._decide(client, sums)
         used = (v.taken | v.stored) & (v.clip > 0)  # clip is 0 if the norm overflows
-        norm = torch.where(used, square.sqrt() * v.clip, 0).clamp(max=LONGEST)
+        norm = torch.where(used, sums[1].sqrt() * v.clip, 0).clamp(max=LONGEST)
         norms = self.support.norms.index_copy(0, client, norm[None])
         mask = v.present.index_copy(0, client, v.taken[None]) & (norms.square() <= MAX_SQUARE)
         median_norm = median_of(norms, mask)
         weight = self.support.weights(mask).index_select(0, client)[0]
-        scale = weight * mask.sum() * clip_to(norm, median_norm) * v.clip
+        full = weight * mask.sum()  # 1 with the mean weight
+        scale = full * clip_to(norm, median_norm) * v.clip
         direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
-        sketch = sketch * v.clip
-        if isinstance(self.support, MeanSteps):
-            far = torch.where(v.taken & v.steps, weight * mask.sum() * v.pace, 0)
-            self.support.add_step(client, sketch, norm, median_norm, v.stored, far)
-        else:
-            self.support.add(client, sketch, last, norm, median_norm, v.stored)
-        self.history.remember(client, sketch, of_model, v.stored)
+        kept = torch.where(v.stored, self._kept(update) * v.clip, 0)
+        self._average(client, kept, norm, median_norm, v, full)
+        self.history.remember(client, kept, self._kept(trained_on), v.stored)
         models[new] = self._stepped(models[now], direction, v)
         none = torch.zeros_like(v.reason)
         self._count(v, none, none)
         return Outcome(v.accepted, v.factor, v.reason, weight)
+
+    def _average(
+        self, client: Tensor, update: Tensor, norm: Tensor, median_norm: Tensor, v: Verdict, full: Tensor
+    ) -> None:
+        if isinstance(self.support, MeanSteps):
+            pace = v.pace if self.lr else 0.0  # with lr=0 nothing moves
+            moved = torch.where(v.taken & v.steps, full * pace, 0)
+            self.support.add(client, update, norm, median_norm, v.stored, moved)
+        else:
+            self.support.add(client, update, self.history.of(client)[0], norm, median_norm, v.stored)
 
     def forget(self, client: int) -> None:
         super().forget(client)
@@ -126,6 +146,12 @@ class Averaged(Composed):
 
     def _no_updates(self, call: str) -> ValueError:
         return ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {self.config.sketch}")
+
+
+def has_basis(config: Config, clients: int) -> bool:
+    """Whether averages of steps have the eigenvectors that the fused refresh starts from. It is for whole updates and
+    not too many clients; plain ops keep them too, so that a checkpoint fits every device."""
+    return not config.sketch and clients <= _C.MOST_ROW_CLIENTS
 
 
 class Sketched(Averaged):

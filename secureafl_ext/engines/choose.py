@@ -4,7 +4,7 @@ import torch
 
 from ..config import Config
 from ..validation import name_of
-from . import fused, kinship, row_rules, sharded_composed, support
+from . import fused, fused_averages, kinship, row_rules, sharded_composed, support
 from .averaged import Averaged, Sketched
 from .base import Engine, ShardedEngine
 from .composed import Composed
@@ -41,7 +41,8 @@ def make_sharded(config: Config, clients: int, size: int, device: torch.device, 
 
 def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:
     if config.averages == "steps":
-        return Averaged(config, clients, size, device)
+        kind = fused_averages.FusedAverages if fused_averages.fits(config, clients, device) else Averaged
+        return kind(config, clients, size, device)
     if config.sketch:
         return Sketched(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:

@@ -11,12 +11,12 @@ from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
 from ..rules.registry import BUILT_IN
 from ..rules.row_rules import clip_to
+from ..rules.sums import inner, squared_distance
 from .base import Outcome
 from .history import History
 from .presence import Presence
 from .quantile import empty_factors, factor_weights, factors_below, forget_factors, most_below, record_factor
 from .row_wise import Arrival, RowWise
-from .sums import inner, squared_distance
 
 JUDGED = 5  # sums over an update that the verdict depends on
 

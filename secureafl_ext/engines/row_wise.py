@@ -10,9 +10,9 @@ from ..config import Config
 from ..rules.kinship import Kinship
 from ..rules.registry import check_weights
 from ..rules.row_rules import MAX_SQUARE, WEIGHTS, bucketed, clip_to, median_of, row_norms
+from ..rules.sums import inner
 from ..rules.support import Support
 from .history import History
-from .sums import inner
 
 AT_THE_CAP = 1 - 1e-5  # a correction with this share of the largest allowed norm was capped, up to rounding
 

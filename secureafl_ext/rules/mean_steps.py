@@ -10,60 +10,92 @@ import torch
 from torch import Tensor
 
 from . import support
-from .similarity import SPAN
-from .sketched_support import BLOCK, SketchedSupport, may_be_averaged
+from .row_rules import MAX_SQUARE
+from .sketched_support import shifts as shifts_of_rows
+from .sketched_support import shortened
+from .sums import inner
 
+SPAN = 50  # averaging window, in full steps
 LEAST = 0.1  # share of an upload that does not move the model: who lost all weight wins it back, ten times as slowly
 ALONE = 0.75  # a mean with more noise than this is hardly more than one upload: its length is not known yet
 
 
-class MeanSteps(SketchedSupport):
-    """means: (n, k) mean of each client's updates, as in SketchedSupport, but weighted by their shares
-    squares: (n) float64, of these means without the noise of single updates    total: (n) float64, sum of the shares,
-    at most SPAN    noise: (n) float64, sum of the squared weights of the updates in the mean
+class MeanSteps:
+    """means: (n, k) mean of each client's updates or of their sketches, clipped to the median norm of all and divided
+    by it, weighted by their shares    total: (n) float64, sum of the shares, at most SPAN
+    noise: (n) float64, sum of the squared weights of the updates in the mean    norms: (n) float64, of the last updates
+    shift: (n) float64, of the clients' weights from 1 / count
+    basis: see Support; only the fused round uses it. None where there is no fused round
     """
 
-    def __init__(self, clients: int, width: int, dtype: torch.dtype, device: torch.device):
-        super().__init__(clients, width, dtype, device)
-        self.total, self.noise = torch.zeros(2, clients, dtype=torch.float64, device=device)
+    def __init__(self, clients: int, width: int, dtype: torch.dtype, device: torch.device, basis: bool):
+        self.means = torch.zeros(clients, width, dtype=dtype, device=device)
+        self.total, self.noise, self.norms, self.shift = torch.zeros(4, clients, dtype=torch.float64, device=device)
+        self.basis = support.first_basis(clients, device) if basis else None
 
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | {"total": self.total, "noise": self.noise}
+        own = {name: getattr(self, name) for name in ("means", "total", "noise", "norms", "shift")}
+        return own if self.basis is None else own | {"basis": self.basis}
 
-    def add_step(
+    def forget(self, client: int) -> None:
+        for tensor in (self.means, self.total, self.noise, self.norms, self.shift):
+            tensor[client] = 0
+        if self.basis is not None:  # eigenvectors tell of every client
+            self.basis.copy_(support.first_basis(len(self.means), self.basis.device))
+
+    def add(
         self, client: Tensor, update: Tensor, norm: Tensor, median_norm: Tensor, stored: Tensor, moved: Tensor
     ) -> None:
-        """Average an upload of client (1) if it is stored. update: (k)    norm, median_norm: () float64, of this upload
-        and of all clients' last ones    moved: () float64, how far the model moved along it, in full steps"""
-        mean, noise, total, before, met = (
-            kept.index_select(0, client)[0] for kept in (self.means, self.noise, self.total, self.norms, self.met)
+        """Average an upload of client (1) if it is stored. update: (k), finite
+        norm, median_norm: () float64, of this upload and of all clients' last ones
+        moved: () float64, how far the model moved along it, in full steps"""
+        mean, noise, total, before = (
+            kept.index_select(0, client)[0] for kept in (self.means, self.noise, self.total, self.norms)
         )
-        now = update.double() / torch.maximum(norm, median_norm)
-        counts = stored & may_be_averaged(norm, now)
+        length = torch.maximum(norm, median_norm)
+        counts = stored & (norm.square() <= MAX_SQUARE) & (length > 0)
         share = LEAST + (1 - LEAST) * moved.clamp(0, 1)
         total_now = (total + share).clamp(max=SPAN)
-        weight = torch.where(counts, share / total_now, 0)
-        after = torch.where(counts, torch.lerp(mean.double(), now, weight), mean.double()).to(mean.dtype)
-        noise = torch.where(counts, (1 - weight).square() * noise + weight.square(), noise)
-        # The square of a mean of updates of length 1 or less has up to `noise` (1 - square) of their noise in it.
-        square = torch.linalg.vector_norm(after, dtype=torch.float64).square()
-        square = (square - noise) / (1 - noise.clamp(max=ALONE))
-        square = torch.where(noise <= ALONE, square.clamp(min=0), 0)
-        self.means.index_copy_(0, client, after[None])
-        self.squares.index_copy_(0, client, square[None])
-        self.noise.index_copy_(0, client, noise[None])
+        weight = share / total_now
+        after = torch.lerp(mean.double(), update.double() / length, weight).to(mean.dtype)
+        noise_now = (1 - weight).square() * noise + weight.square()
+        self.means.index_copy_(0, client, torch.where(counts, after, mean)[None])
+        self.noise.index_copy_(0, client, torch.where(counts, noise_now, noise)[None])
         self.total.index_copy_(0, client, torch.where(counts, total_now, total)[None])
-        self.met.index_copy_(0, client, (met + (counts & (before > 0)))[None])
         self.norms.index_copy_(0, client, torch.where(stored, norm, before)[None])
 
-    def products(self) -> Tensor:
-        """(n, n) float64: inner products of the clients' means, without noise on the diagonal."""
-        own = torch.zeros(len(self.means), len(self.means), dtype=torch.float64, device=self.means.device)
-        for part in self.means.split(max(1, BLOCK // (8 * len(self.means))), 1):  # no float64 copy of all
-            own += part.double() @ part.double().T
-        shortened = (self.squares / own.diagonal().clamp(min=1e-300)).clamp(max=1).sqrt()
-        return own * shortened[:, None] * shortened
+    def weights(self, mask: Tensor) -> Tensor:
+        return support.weights(self.shift, mask)
 
-    def _shifts(self, chosen: Tensor) -> Tensor:
-        few = len(self.means) <= self.means.shape[1]
-        return support.shifts(self.products()[chosen][:, chosen]) if few else super()._shifts(chosen)
+    def squares(self, own: Tensor) -> Tensor:
+        """(n) float64: the squared lengths of the means without noise; own: (n) float64, with it.
+
+        The square of a mean of updates of length 1 or less has up to `noise` (1 - square) of their noise in it.
+        """
+        square = (own - self.noise) / (1 - self.noise.clamp(max=ALONE))
+        return torch.where(self.noise <= ALONE, square.clamp(min=0), 0)
+
+    def own_products(self) -> Tensor:
+        """(n, n) float64: inner products of the clients' means. A slice of the coordinates has its share of each."""
+        return inner(self.means, self.means)
+
+    def products(self, own: Tensor | None = None) -> Tensor:
+        """(n, n) float64: inner products of the clients' means, shortened by their noise.
+
+        own: own_products over all coordinates, if the means here are a slice
+        """
+        own = self.own_products() if own is None else own
+        lengths = (self.squares(own.diagonal()) / own.diagonal().clamp(min=1e-300)).clamp(max=1).sqrt()
+        return own * lengths[:, None] * lengths
+
+    def refresh(self, mask: Tensor, own: Tensor | None = None) -> None:
+        """Compute the shifts anew. Waits for the device. mask: (n) bool, clients that count    own: as in products"""
+        self.shift.zero_()
+        chosen = mask.nonzero()[:, 0]
+        if not len(chosen):
+            return
+        if own is not None or len(self.means) <= self.means.shape[1]:  # products of the clients: the smaller matrix
+            self.shift[chosen] = support.shifts(self.products(own)[chosen][:, chosen].clamp(-1, 1))
+        else:
+            rows = self.means.double()
+            self.shift[chosen] = shifts_of_rows(shortened(rows, self.squares(rows.square().sum(1)))[chosen])

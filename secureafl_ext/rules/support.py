@@ -60,7 +60,7 @@ class Support(Similarity):
     def __init__(self, clients: int, device: torch.device):
         super().__init__(clients, device)
         self.shift = torch.zeros(clients, dtype=torch.float64, device=device)
-        self.basis = torch.eye(clients, dtype=torch.float64, device=device).repeat(STAGES, 1, 1)
+        self.basis = first_basis(clients, device)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"similarity": self.means, "met": self.met, "basis": self.basis, "shift": self.shift}
@@ -68,7 +68,7 @@ class Support(Similarity):
     def forget(self, client: int) -> None:
         super().forget(client)
         self.shift[client] = 0
-        self.basis.copy_(torch.eye(len(self.shift), dtype=torch.float64))  # eigenvectors tell of every client
+        self.basis.copy_(first_basis(len(self.shift), self.basis.device))  # eigenvectors tell of every client
 
     def weights(self, mask: Tensor) -> Tensor:
         return weights(self.shift, mask)
@@ -79,6 +79,11 @@ class Support(Similarity):
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
             self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # larger ones only from a file
+
+
+def first_basis(clients: int, device: torch.device) -> Tensor:
+    """(STAGES, n, n) float64: where the search for eigenvectors starts; later it starts from the last ones."""
+    return torch.eye(clients, dtype=torch.float64, device=device).repeat(STAGES, 1, 1)
 
 
 def weights(shift: Tensor, mask: Tensor) -> Tensor:

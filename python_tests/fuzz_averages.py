@@ -1,4 +1,4 @@
-"""Calls of sketch_step_ that must succeed; the oracle is the round of plain ops on the same state."""
+"""Calls of sketch_step_ and mean_step_ that must succeed; the oracle is the round of plain ops on the same state."""
 
 import math
 
@@ -8,28 +8,36 @@ from fuzz_scene import books, presence, settings_of
 from torch import Tensor
 
 from secureafl_ext.config import Config
-from secureafl_ext.engines.averaged import Sketched
+from secureafl_ext.engines.averaged import Averaged, Sketched
 from secureafl_ext.engines.base import Outcome
+from secureafl_ext.engines.fused_averages import FusedAverages
+from secureafl_ext.rules.mean_steps import SPAN
+from secureafl_ext.rules.support import STAGES
 
 WIDTH = 64  # numbers of a sketch
-EQUAL = ("seen", "met", "recorded", "clock", "last_epoch", "uploads", "counts")
-CLOSE = ("update_sketches", "model_sketches", "means", "squares", "norms", "factors")
+EQUAL = ("seen", "met", "rounds", "recorded", "clock", "last_epoch", "uploads", "counts")
+LAST = {"sketch_step_": ("update_sketches", "model_sketches"), "mean_step_": ("last_updates", "last_models")}
+CLOSE = (*LAST["sketch_step_"], *LAST["mean_step_"], "means", "squares", "total", "noise", "norms", "shift", "factors")
 
 
-class SketchedScene:
+class AveragedScene:
     """A random state, one arrival, and the engine that holds the state."""
 
-    def __init__(self, dice: Dice, device: str):
+    def __init__(self, op: str, dice: Dice, device: str):
         n, d, rows = dice.choice((1, 2, 3, 4, 6, 9)), dice.choice((1, 2, 5, 33, 64, 65, 130, 200)), dice.choice((2, 3))
-        sketched = {"step": "received", "receive": True, "sketch": WIDTH, "sketch_seed": dice.randrange(99)}
-        self.config = Config(**{**vars(settings_of(dice, n, "support")), **sketched})
+        sketched = {"sketch": WIDTH, "sketch_seed": dice.randrange(99)}
+        kind = sketched if op == "sketch_step_" else {"averages": "steps"}
+        more = {"step": "received", "receive": True, **kind}
+        self.config = Config(**{**vars(settings_of(dice, n, "support")), **more})
+        self.op, self.width = op, self.config.sketch or d
         self.n, self.d, self.device, self.sane = n, d, torch.device(device), True
         self.now = dice.randrange(rows)
         self.new = (self.now + dice.randrange(1, rows)) % rows
         self.client, self.models = dice.randrange(n), torch.from_numpy(dice.normal(rows, d)).float()
         self.update = torch.from_numpy(dice.normal(d)).float() * dice.choice((0.0, 0.1, 1.0, 1.0, 10.0))
         self.trained_on = self.models[self.now].clone()
-        self.engine = Sketched(self.config, n, d, self.device)
+        made = Sketched if op == "sketch_step_" else FusedAverages
+        self.engine = made(self.config, n, d, self.device)
         self.state = self._draw(dice)
         if dice.chance(0.15):
             self.sane = False
@@ -42,15 +50,25 @@ class SketchedScene:
         state |= books(dice, n if self.config.factors == "per_client" else 1, self.config)
         state["seen"] = torch.from_numpy(dice.bools(n))
         state |= presence(dice, n, state["seen"])
-        for name in ("update_sketches", "model_sketches", "means"):
-            state[name] = torch.from_numpy(dice.normal(n, WIDTH)).float()
-        sketch = Sketched(self.config, n, self.d, torch.device("cpu")).sketch
+        of_update, of_model = LAST[self.op]
+        for name in (of_update, of_model, "means"):
+            state[name] = torch.from_numpy(dice.normal(n, self.width)).float()
+        kept = Averaged(self.config, n, self.d, torch.device("cpu"))._kept
         if dice.chance(0.2):  # on the same model, perhaps the same update
-            state["model_sketches"][self.client] = sketch.of(self.trained_on)
+            state[of_model][self.client] = kept(self.trained_on)
         if dice.chance(0.2):
-            state["update_sketches"][self.client] = sketch.of(self.update)
-        state["squares"], state["shift"] = torch.from_numpy(dice.normal(2, n)) / n
-        state["met"] = torch.from_numpy(dice.numbers.integers(0, 80, n))
+            state[of_update][self.client] = kept(self.update)
+        state["shift"] = torch.from_numpy(dice.normal(n)) / n
+        if self.op == "sketch_step_":
+            state["squares"] = torch.from_numpy(dice.normal(n)) / n
+            state["met"] = torch.from_numpy(dice.numbers.integers(0, 80, n))
+        else:
+            state["means"] /= self.width**0.5
+            state["total"] = torch.from_numpy(dice.numbers.choice((0.0, 0.1, 1.0, 7.5, SPAN), n))
+            state["noise"] = torch.from_numpy(dice.numbers.random(n))
+            state["basis"] = torch.linalg.qr(torch.from_numpy(dice.normal(STAGES, n, n)))[0]
+            rounds = dice.randrange(99)  # some rounds end with a refresh
+            state["rounds"] = torch.tensor((1 + rounds) * self.engine.every - 1 if dice.chance(0.6) else rounds)
         state["norms"] = torch.from_numpy(dice.numbers.choice((0.0, 0.5, 1.0, 7.0, 1e200), n))
         if dice.chance(0.5):
             state["norms"] = torch.from_numpy(dice.numbers.random(n))
@@ -66,13 +84,11 @@ class SketchedScene:
 
     def expected(self, stretch: float = 1.0) -> tuple[dict[str, Tensor], Tensor, Outcome]:
         """(state, models, outcome) of plain ops; the update as much longer as `stretch` says."""
-        oracle = Sketched(self.config, self.n, self.d, torch.device("cpu"))
-        oracle._fused = False
+        oracle = Averaged(self.config, self.n, self.d, torch.device("cpu"))
         oracle.load(self.state, self.start[self.now])
         models = self.start.clone()
-        outcome = oracle._one_round(
-            torch.tensor([self.client]), self.update * stretch, self.trained_on, models, self.now, self.new
-        )
+        run = oracle._one_round if self.op == "sketch_step_" else oracle.round  # a refresh is a part of mean_step_
+        outcome = run(torch.tensor([self.client]), self.update * stretch, self.trained_on, models, self.now, self.new)
         return oracle.state(), models, outcome
 
     def check(self, outcome: tuple[Tensor, ...]) -> None:
@@ -96,13 +112,14 @@ class SketchedScene:
             close = math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b))
             need(close, name, a, "not", b)
         mine = self.engine.state(torch.device("cpu"))
-        for name in EQUAL:
+        for name in (name for name in EQUAL if name in mine):
             need(torch.equal(mine[name], state[name]), name, mine[name], state[name])
-        for name, a, b in (("models", self.models.cpu(), models), *((name, mine[name], state[name]) for name in CLOSE)):
+        pairs = [(name, mine[name], state[name]) for name in CLOSE if name in mine]
+        for name, a, b in (("models", self.models.cpu(), models), *pairs):
             need(torch.isclose(a, b, rtol=1e-4, atol=1e-5).all(), name, a, b)
 
 
-def a_sketched_round(op: str, dice: Dice, device: str) -> Call:
-    scene = SketchedScene(dice, device)
+def an_averaged_round(op: str, dice: Dice, device: str) -> Call:
+    scene = AveragedScene(op, dice, device)
     facts = {"n": scene.n, "m": 0, "d": scene.d, "lists": len(scene.engine.recorded)}
     return Call(op, scene.args(op, dice), scene.check, facts)

@@ -1,0 +1,44 @@
+"""FusedAverages: a round of averages="steps" on whole updates as one op (csrc/mean_steps), the refresh too."""
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..config import Config
+from ..rules import mean_steps
+from .averaged import Averaged
+from .base import Outcome
+from .presence import settings_of
+from .support import bounds
+
+step = torch.ops.secureafl.mean_step_.default
+
+
+def fits(config: Config, clients: int, device: torch.device) -> bool:
+    """Whether the op supports these settings; Averaged supports the rest."""
+    few = clients <= _C.MOST_ROW_CLIENTS and not config.sketch
+    return few and config.dtype == torch.float32 and device.type in ("cpu", "cuda")
+
+
+class FusedAverages(Averaged):
+    capturable = True
+
+    def __init__(self, config: Config, clients: int, size: int, device: torch.device):
+        super().__init__(config, clients, size, device)
+        self._rounds = torch.zeros((), dtype=torch.int64, device=device)
+        h, s, c = self.history, self.support, config
+        averages = s.means, s.total, s.noise, s.norms, s.basis, s.shift
+        self._past = h.last_updates, h.last_models, h.seen, *averages, self._rounds, *self.presence.tensors().values()
+        flags = c.filter, c.receive, c.store == "all", c.on_reject == "hold"
+        means = mean_steps.SPAN, mean_steps.LEAST, mean_steps.ALONE, self.every
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, *means, *bounds()
+
+    def _remembered(self) -> dict[str, Tensor]:
+        return super()._remembered() | {"rounds": self._rounds}
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        number = client if isinstance(client, Tensor) else self._clients[client]
+        state = *self._past, self.factors, self.recorded, self.factor_counts, self.counts
+        return Outcome(*step(update, number, trained_on, now, new, models, *state, self.lr, *self._settings))

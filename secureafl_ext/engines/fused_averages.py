@@ -22,6 +22,7 @@ def fits(config: Config, clients: int, device: torch.device) -> bool:
 
 class FusedAverages(Averaged):
     capturable = True
+    support: mean_steps.MeanSteps
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, size, device)

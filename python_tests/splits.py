@@ -24,6 +24,7 @@ ROW_KINDS = {
     "support": {"rule": "support", "memory": 0, "quantile": 0.95, "expiry": 1, "quorum": 0.5},
     "kinship": {"rule": "kinship", "memory": 0, "expiry": 2, "probation": 4, "on_reject": "step", "store": "all"},
     "float64": {"rule": "support", "memory": 0, "expiry": 2, "factors": "pooled", "history_dtype": torch.float64},
+    "steps": {"rule": "support", "step": "received", "averages": "steps", "memory": 0, "quantile": 0.95, "expiry": 1},
     "krum in buckets": {"rule": "krum", "memory": 0, "buckets": 2},
     "median with a quorum": {"memory": 0, "quorum": 0.5},
 }
@@ -125,7 +126,7 @@ def agree(ours, theirs, bound=1e-4):
         if name == "scales" or not torch.as_tensor(value).is_floating_point():
             assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
     assert torch.allclose(ours["factors"], theirs["factors"], rtol=bound)
-    for name in {"products", "similarity", "kinship", "kin_centre", "shift"} & set(theirs):
+    for name in {"products", "similarity", "kinship", "kin_centre", "shift", "total", "noise"} & set(theirs):
         assert (ours[name] - theirs[name]).abs().max() <= bound * theirs[name].abs().max(), name
 
 

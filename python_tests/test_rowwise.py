@@ -10,8 +10,9 @@ from slow_server import SETTING_NAMES, SlowServer
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.config import Config
-from secureafl_ext.engines import row_wise, sums
+from secureafl_ext.engines import row_wise
 from secureafl_ext.engines.history import History
+from secureafl_ext.rules import sums
 from secureafl_ext.rules.row_rules import bucketed
 
 F64 = torch.float64

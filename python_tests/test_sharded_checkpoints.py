@@ -47,7 +47,7 @@ def load_and_go_on(group, path, arrivals):
     ("kind", "saved", "loaded"),
     [
         *(("median", 2, 3), ("float16", 3, 2), ("float16", 2, 2)),
-        *(("support", 2, 3), ("support", 2, 2), ("kinship", 3, 1), ("float64", 1, 2)),
+        *(("support", 2, 3), ("support", 2, 2), ("kinship", 3, 1), ("float64", 1, 2), ("steps", 2, 3)),
     ],
 )
 def test_saved_on_some_ranks_and_loaded_on_others(ranks, tmp_path, kind, saved, loaded):
@@ -66,7 +66,7 @@ def test_saved_on_some_ranks_and_loaded_on_others(ranks, tmp_path, kind, saved, 
         assert [after for *_, after, _ in answers] == ranks.run(saved, digests, settings, arrivals)
 
 
-@pytest.mark.parametrize("kind", ["median", "support", "kinship"])
+@pytest.mark.parametrize("kind", ["median", "support", "steps"])
 def test_saved_on_ranks_and_loaded_on_none_and_back(ranks, tmp_path, kind):
     settings, path = {**SETTINGS, **(KINDS | ROW_KINDS)[kind]}, tmp_path / "server.safetensors"
     arrivals, verdicts, whole = history_of_arrivals(settings, 120)

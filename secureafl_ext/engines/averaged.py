@@ -20,7 +20,7 @@ from ..rules.similarity import SPAN
 from ..rules.sketched_support import SketchedSupport
 from ..rules.sums import inner, squared_distance
 from .base import Outcome
-from .composed import Composed, Verdict
+from .composed import JUDGED, Composed, Verdict
 from .presence import settings_of
 from .row_wise import refresh_rounds
 from .sketch import Sketch
@@ -45,7 +45,7 @@ class Averaged(Composed):
     support: SketchedSupport | MeanSteps
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
-        if not size:
+        if config.sketch and not size:
             raise ValueError(f"SecureAFL: model must have a parameter with {config.averaging}, got none")
         width = config.sketch or size
         super().__init__(config, clients, width, device)
@@ -94,7 +94,7 @@ class Averaged(Composed):
     def _one_round(
         self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        sums = self._sums(client, update, trained_on)
+        sums = self._sums(client, update, trained_on)[:JUDGED]
         v = self._decide(client, sums)
         used = (v.taken | v.stored) & (v.clip > 0)  # clip is 0 if the norm overflows
         norm = torch.where(used, sums[1].sqrt() * v.clip, 0).clamp(max=LONGEST)

@@ -23,8 +23,6 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
         raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
     if sharded and config.sketch:
         raise ValueError(f"SecureAFL: sketch must be 0 with process_group, got {config.sketch}")
-    if sharded and config.averages == "steps":
-        raise ValueError("SecureAFL: averages must be 'uploads' with process_group, got 'steps'")
     conflict = fused.unsupported(config, clients, device)
     if conflict and config.pair_dtype == torch.float16:
         raise ValueError(f"SecureAFL: history_dtype=float16 does not support {conflict}")
@@ -36,7 +34,8 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
 def make_sharded(config: Config, clients: int, size: int, device: torch.device, ranks: Ranks) -> ShardedEngine:
     if fused.unsupported(config, clients, device) is None:
         return Sharded(config, clients, size, device, ranks)
-    return ShardedComposed(config, clients, size, device, ranks)
+    kind = sharded_composed.ShardedAverages if config.averages == "steps" else sharded_composed.ShardedComposed
+    return kind(config, clients, size, device, ranks)
 
 
 def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:

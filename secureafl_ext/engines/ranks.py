@@ -15,8 +15,8 @@ CALLS = (
     "refresh",  # of rule="support", at the end of a round
 )
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
-# Tensors of a state that are split over the ranks. Only row-wise rules have a centre.
-SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre")
+# Tensors of a state that are split over the ranks, if its settings have them.
+SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre", "means")
 
 
 def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:

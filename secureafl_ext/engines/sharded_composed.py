@@ -1,4 +1,4 @@
-"""ShardedComposed: a composed round whose coordinates are split over the ranks of a process group."""
+"""Composed rounds whose coordinates are split over the ranks of a process group."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..rules.mean_steps import MeanSteps
 from ..rules.support import Support
+from .averaged import Averaged
 from .base import Outcome
 from .composed import JUDGED, Composed
 from .ranks import NotifyPeers, Ranks
@@ -18,7 +20,7 @@ def fits(config: Config) -> bool:
     return config.memory == 0 and config.rule != "centered_clip"
 
 
-class ShardedComposed(Composed):
+class OverRanks(Composed):
     """A composed round over this rank's coordinates. It decides by sums over all of them.
 
     Each rank has its slices of the last updates and models. Everything without coordinates is the same on all ranks,
@@ -30,7 +32,8 @@ class ShardedComposed(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device, ranks: Ranks):
         super().__init__(config, clients, size, device)
         self.ranks = ranks
-        self._update_sums = ranks.zeros(JUDGED + (clients if self.rows else 0))  # over all ranks, of the last message
+        per_client = self.rows is not None or config.averages == "steps"  # products with the update; shifts
+        self._update_sums = ranks.zeros(JUDGED + clients * per_client)  # over all ranks, of the last message
         self.notify_peers = NotifyPeers(ranks, len(self._update_sums))
 
     def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
@@ -38,6 +41,18 @@ class ShardedComposed(Composed):
         self._update_sums = self.ranks.agree(call, facts, message)
         return self._update_sums
 
+    def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
+        return self._update_sums
+
+    def _take_shifts_of_first_rank(self, support: Support | MeanSteps, rounds: int) -> None:
+        """A second message, after a refresh. Eigenvectors of equal eigenvalues are arbitrary: another processor or
+        number of threads may find others, and the ranks would weigh the same client differently."""
+        own = support.shift if self.ranks.rank == 0 else None
+        shift = self.synchronize("refresh", {"rounds": rounds}, own)[: self.clients]
+        support.shift.copy_(shift)
+
+
+class ShardedComposed(OverRanks):
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
@@ -47,12 +62,18 @@ class ShardedComposed(Composed):
             self._take_shifts_of_first_rank(support, int(self.rows.rounds))
         return outcome
 
-    def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
-        return self._update_sums
 
-    def _take_shifts_of_first_rank(self, support: Support, rounds: int) -> None:
-        """A second message, after a refresh. Eigenvectors of equal eigenvalues are arbitrary: another processor or
-        number of threads may find others, and the ranks would weigh the same client differently."""
-        own = support.shift if self.ranks.rank == 0 else None
-        shift = self.synchronize("refresh", {"rounds": rounds}, own)[: self.clients]
-        support.shift.copy_(shift)
+class ShardedAverages(OverRanks, Averaged):
+    """averages="steps": each rank has its slices of the means too."""
+
+    support: MeanSteps
+
+    def _refresh(self, mask: Tensor) -> None:
+        """A message with the inner products of all means, over all coordinates; then one with the shifts."""
+        facts, own = {"rounds": self.rounds}, self.support.own_products()
+        self.support.refresh(mask, self.ranks.agree("refresh", facts, own.flatten()).view_as(own))
+        self._take_shifts_of_first_rank(self.support, self.rounds)
+
+    @property
+    def similarity(self) -> Tensor | None:
+        return None  # it would need a message

@@ -136,7 +136,7 @@ class ServerCore:
     @property
     def similarity(self) -> Tensor | None:
         """(n, n) float64, read-only: mean inner products of the clients' updates, in squares of the median norm. None
-        unless rule="kinship" or "support", and with sketches."""
+        unless rule="kinship" or "support", with sketches, and for averages="steps" with a process group."""
         return self._engine.similarity
 
     @property

@@ -22,8 +22,8 @@ CLIENTS, MALICIOUS, BATCH, LR, STALENESS, HIDDEN = 50, 10, 32, 0.05, 10, 32
 VICTIM = 6  # the class whose clients are framed: shirts
 SERVERS = {
     "AsyncSGD": {"rule": "mean", "memory": 0, "estimate": False, "filter": False, "expiry": None, "probation": 0},
+    "averages of uploads": RECOMMENDED | {"averages": "uploads"},
     "recommended": RECOMMENDED,
-    'averages="steps"': RECOMMENDED | {"averages": "steps"},
 }
 
 

@@ -95,9 +95,9 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "sketch_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor order, Tensor signs, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "
-      "Tensor(e!) means, Tensor(f!) squares, Tensor(g!) met, Tensor(h!) norms, Tensor shift, Tensor(i!) clock, "
-      "Tensor(j!) last_epoch, Tensor(k!) uploads, Tensor(l!) seen_factors, Tensor(m!) recorded, "
-      "Tensor(n!) factor_counts, Tensor(o!) counts, float lr, float quantile, float max_norm, bool filter, "
-      "bool receive, bool store_all, bool hold, int expiry, int probation, int quorum, int span) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor(e!) means, Tensor(f!) squares, Tensor(g!) met, Tensor(h!) total, Tensor(i!) noise, Tensor(j!) norms, "
+      "Tensor shift, Tensor(k!) clock, Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, "
+      "Tensor(o!) recorded, Tensor(p!) factor_counts, Tensor(q!) counts, float lr, float quantile, float max_norm, "
+      "bool filter, bool receive, bool store_all, bool hold, int expiry, int probation, int quorum, int span, "
+      "float least_share) -> (Tensor, Tensor, Tensor, Tensor)");
 }

@@ -16,8 +16,11 @@ from secureafl_ext.rules.support import STAGES
 
 WIDTH = 64  # numbers of a sketch
 EQUAL = ("seen", "met", "rounds", "recorded", "clock", "last_epoch", "uploads", "counts")
-LAST = {"sketch_step_": ("update_sketches", "model_sketches"), "mean_step_": ("last_updates", "last_models")}
-CLOSE = (*LAST["sketch_step_"], *LAST["mean_step_"], "means", "squares", "total", "noise", "norms", "shift", "factors")
+KEPT = {
+    "sketch_step_": ("update_sketches", "model_sketches", "means"),
+    "mean_step_": ("last_updates", "last_models", "mean_updates"),
+}
+CLOSE = (*KEPT["sketch_step_"], *KEPT["mean_step_"], "squares", "total", "noise", "norms", "shift", "factors")
 
 
 class AveragedScene:
@@ -26,8 +29,9 @@ class AveragedScene:
     def __init__(self, op: str, dice: Dice, device: str):
         n, d, rows = dice.choice((1, 2, 3, 4, 6, 9)), dice.choice((1, 2, 5, 33, 64, 65, 130, 200)), dice.choice((2, 3))
         sketched = {"sketch": WIDTH, "sketch_seed": dice.randrange(99)}
-        kind = sketched if op == "sketch_step_" else {"averages": "steps"}
-        more = {"step": "received", "receive": True, **kind}
+        steps = op == "mean_step_" or dice.chance(0.5)
+        more = {"step": "received", "receive": True, "averages": "steps" if steps else "uploads"}
+        more |= sketched if op == "sketch_step_" else {}
         self.config = Config(**{**vars(settings_of(dice, n, "support")), **more})
         self.op, self.width = op, self.config.sketch or d
         self.n, self.d, self.device, self.sane = n, d, torch.device(device), True
@@ -50,8 +54,8 @@ class AveragedScene:
         state |= books(dice, n if self.config.factors == "per_client" else 1, self.config)
         state["seen"] = torch.from_numpy(dice.bools(n))
         state |= presence(dice, n, state["seen"])
-        of_update, of_model = LAST[self.op]
-        for name in (of_update, of_model, "means"):
+        of_update, of_model, means = KEPT[self.op]
+        for name in KEPT[self.op]:
             state[name] = torch.from_numpy(dice.normal(n, self.width)).float()
         kept = Averaged(self.config, n, self.d, torch.device("cpu"))._kept
         if dice.chance(0.2):  # on the same model, perhaps the same update
@@ -59,13 +63,14 @@ class AveragedScene:
         if dice.chance(0.2):
             state[of_update][self.client] = kept(self.update)
         state["shift"] = torch.from_numpy(dice.normal(n)) / n
-        if self.op == "sketch_step_":
+        if self.config.averages == "uploads":
             state["squares"] = torch.from_numpy(dice.normal(n)) / n
             state["met"] = torch.from_numpy(dice.numbers.integers(0, 80, n))
         else:
-            state["means"] /= self.width**0.5
+            state[means] /= self.width**0.5
             state["total"] = torch.from_numpy(dice.numbers.choice((0.0, 0.1, 1.0, 7.5, SPAN), n))
             state["noise"] = torch.from_numpy(dice.numbers.random(n))
+        if self.op == "mean_step_":
             state["basis"] = torch.linalg.qr(torch.from_numpy(dice.normal(STAGES, n, n)))[0]
             rounds = dice.randrange(99)  # some rounds end with a refresh
             state["rounds"] = torch.tensor((1 + rounds) * self.engine.every - 1 if dice.chance(0.6) else rounds)

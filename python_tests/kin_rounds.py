@@ -10,7 +10,7 @@ from secureafl_ext.engines.kinship import FusedKinship
 
 F32, F64 = torch.float32, torch.float64
 NAN, INF = float("nan"), float("inf")
-AVERAGED = {"kinship", "kin_centre", "similarity", "shift", "means", "total", "noise"}
+AVERAGED = {"kinship", "kin_centre", "similarity", "shift", "mean_updates", "total", "noise"}
 SETTINGS = {"rule": "kinship", "memory": 0, "lr": 0.1, "max_staleness": 4}
 # What a round depends on, for both rules.
 VARIED = [

@@ -150,7 +150,7 @@ def test_adversaries_have_a_row_each_and_an_error_per_server():
     command = [sys.executable, BENCH / "adversaries.py", "--rounds", "30", "--seeds", "1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     head, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
-    assert head == ["AsyncSGD", "recommended", 'averages="steps"']
+    assert head == ["AsyncSGD", "averages of uploads", "recommended"]
     names = ["nobody", "push", "decoy", "pace-cancel", "repent", "behind", "shifts", "oppose", "imitate"]
     assert [row[0] for row in rows] == names
     cells = [cell.split(" / ") for row in rows for cell in row[1:]]

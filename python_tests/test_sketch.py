@@ -16,7 +16,7 @@ N, D = 30, 500
 
 
 def make(device="cpu", clients=N, size=D, sketch=64, **settings):
-    settings = {**RECOMMENDED, "sketch": sketch, "sketch_seed": 7, "lr": 0.1, **settings}
+    settings = {**RECOMMENDED, "averages": "uploads", "sketch": sketch, "sketch_seed": 7, "lr": 0.1, **settings}
     return SecureAFL(torch.zeros(size, device=device), clients, **settings)
 
 

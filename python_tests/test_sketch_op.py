@@ -20,6 +20,8 @@ SETTINGS = {
     "never_expires": {"expiry": None, "probation": 0},
     "quorum": {"quorum": 0.7},
     "paper": {"store": "all", "on_reject": "step", "factors": "pooled", "quorum": 0.0},
+    "uploads": {"averages": "uploads"},
+    "uploads_paper": {"averages": "uploads", "store": "all", "on_reject": "step", "factors": "pooled", "quorum": 0.0},
     "short_clip": {"max_norm": 0.5, "window": 2, "quantile": 0.5, "quorum": 0.0},
 }
 
@@ -70,8 +72,9 @@ def test_the_median_norm_is_that_of_all_who_count(others, alike, device):
 
 
 @pytest.mark.parametrize(("n", "d", "k"), [(5, 33, 64), (40, 300, 64), (1500, 700, 70)])
-def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d, k):
-    plain, ours = (make("cpu", n, d, sketch=k, quorum=0.0, expiry=2) for _ in range(2))
+@pytest.mark.parametrize("averages", ["steps", "uploads"])
+def test_the_kernels_source_agrees_with_the_cpu(monkeypatch, n, d, k, averages):
+    plain, ours = (make("cpu", n, d, sketch=k, averages=averages, quorum=0.0, expiry=2) for _ in range(2))
     emulate(monkeypatch, ours, Emulated(1), averaged)
     drive((plain, ours), Arrivals(n, d), 12)
     agree(ours, plain)
@@ -128,6 +131,8 @@ REFUSALS = {
     "means": (torch.zeros(8, 128)[::2, ::2], "means must be contiguous, got strides (256, 2)"),
     "squares": (torch.zeros(4), "squares must have dtype float64, got float32"),
     "met": (torch.full((4,), -1), "met must lie in 0 to 9223372036854775806, got -1"),
+    "total": (torch.full((4,), 16.0, dtype=F64), "total must lie in 0 to span, got 16"),
+    "noise": (torch.zeros(0, dtype=F64), "noise must have shape (n,), or (0,) without total = (4,), got (0,)"),
     "norms": (torch.full((4,), torch.nan, dtype=F64), "norms must be 0 or more, got nan"),
     "shift": (torch.zeros(3, dtype=F64), "shift must have shape (n,) = (4,), got (3,)"),
     "clock": (torch.tensor([0, -1, 0]), "clock must lie in 0 to 9223372036854775806, got -1"),
@@ -149,7 +154,13 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
-    refuses(make("cpu", 4, 100), averaged, monkeypatch, name, *REFUSALS[name])
+    refuses(
+        make("cpu", 4, 100, averages="uploads" if name in ("squares", "met") else "steps"),
+        averaged,
+        monkeypatch,
+        name,
+        *REFUSALS[name],
+    )
 
 
 SHARED = {
@@ -161,7 +172,8 @@ SHARED = {
 @pytest.mark.parametrize(("one", "other"), sorted(SHARED))
 def test_state_that_shares_memory_is_refused(one, other, monkeypatch):
     names = [argument.name for argument in STEP._schema.arguments]
-    arguments = list(arguments_of_a_round(make("cpu", 4, 100), averaged, monkeypatch))
+    server = make("cpu", 4, 100, averages="uploads" if one in ("squares", "met") else "steps")
+    arguments = list(arguments_of_a_round(server, averaged, monkeypatch))
     arguments[names.index(other)] = arguments[names.index(one)].zero_()
     with pytest.raises(RuntimeError, match=f"{other} must not overlap another argument, got memory of {one}"):
         STEP(*arguments)

@@ -162,11 +162,20 @@ class Check {
     if (!fits) refuse(op_, what, ", got ", value);
   }
 
+  void between(const char* what, double value, double least, double most) const {
+    number(what, value, value >= least && value <= most);
+  }
+
   void trim(int64_t trim, int64_t rows) const {
     if (trim < 0) refuse(op_, "trim must be 0 or more, got ", trim);
     if (trim >= (rows + 1) / 2) {  // 2 * trim >= rows, without overflow
       refuse(op_, "trim must leave a row, 2 * trim < ", rows, ", got trim = ", trim);
     }
+  }
+
+  // Of an update that does not move the model, in averages of steps.
+  void least_share(double share) const {
+    number("least_share must be above 0 and at most 1", share, share > 0 && share <= 1);
   }
 
   void trust(double trust) const { number("trust must be 0 or more (inf: no cap)", trust, trust >= 0); }

@@ -35,6 +35,13 @@ __device__ inline void wait_until(const unsigned* word, unsigned value) {
   }
 }
 
+// Waits until so many blocks or more have arrived at the word. Gives up as wait_until does.
+__device__ inline void wait_for_count(const unsigned* word, unsigned count) {
+  constexpr int kMostPolls = 1 << 22;
+  for (int i = 0; i < kMostPolls && load_acquire(word) < count; ++i) {
+  }
+}
+
 }  // namespace secureafl::cuda
 
 #endif

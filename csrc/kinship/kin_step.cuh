@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(BlockTeam::kSize)
   }
   if (team.rank() == 0) choice.rows = rows;
   if (team.rank() == 0) choice.weights = weights;
+  if (team.rank() == 0 && r.meet) *r.meet = 0;
   team.sync();
   choose(team, r, sums, table, &choice);
   team.sync();

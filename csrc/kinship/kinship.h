@@ -44,6 +44,7 @@ struct KinRound : Round {
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()
+  unsigned* meet;       // (): by which the blocks of a refresh meet, on a GPU; choose sets it to zero. Or null
 
   // Number of sums over d: the update times each last update, then the sums of the judge. With a center also the
   // center times each last update, times the update and times itself.

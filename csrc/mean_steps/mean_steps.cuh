@@ -98,52 +98,44 @@ static __global__ void __launch_bounds__(kProductThreads)
   products[at] = sum;
 }
 
-// Kernel 6, one block: the refresh.     products (n, n)   scratch (RefreshTables::doubles(n))   room: doubles in shared
-// memory   lengths, counts (n): scratch
+// Kernel 6: the refresh.     products (n, n)   lengths (n): scratch
+template <typename Team>
 static __global__ void __launch_bounds__(BlockTeam::kSize)
-    mean_refresh_kernel(MeanRound r, Refresh refresh_args, double* products, double* scratch, int64_t room,
-                        double* lengths, bool* counts) {
+    mean_refresh_kernel(MeanRound r, Refresh args, double* products, double* lengths, RefreshScratch scratch,
+                        int64_t room) {
   pdl_wait();
   if (*r.rounds % r.every != 0) return;
-  const BlockTeam team;
+  const Team team = team_of<Team>(scratch);
   const int n = static_cast<int>(r.n);
-  for (int k = team.rank(); k < n; k += BlockTeam::kSize) {
-    counts[k] = r.presence.counts(r.seen[k], k);
-    lengths[k] = shortened(r, k, products[k * n + k]);
-  }
+  for (int k = team.rank(); k < n; k += Team::kSize) lengths[k] = shortened(r, k, products[k * n + k]);
   team.sync();
   for_entries(team, n, [&](int at, int i, int k) { products[at] *= lengths[i] * lengths[k]; });
-  refresh_args.means = products;
-  refresh_args.counts = counts;
-  refresh(team, refresh_args, RefreshTables({scratch, &shared_memory<double>(), room}, r.n));
+  args.means = products;
+  refresh_clients(team, r, args, scratch, room);
 }
 
-// Scratch memory of a refresh, in doubles.
+// Scratch memory of a refresh.
 struct MeansScratch {
-  double *parts, *products, *tables, *lengths;
-  bool* counts;
+  double *parts, *products, *lengths;
+  RefreshScratch refresh;
 
-  static int64_t doubles(int64_t n, const MeansPlan& plan) {
-    return plan.parts() + n * n + RefreshTables::doubles(n) + n + (n + 7) / 8;
+  static int64_t doubles(int64_t n, const MeansPlan& means, const RefreshPlan& plan) {
+    return means.parts() + n * n + n + plan.doubles();
   }
 
-  MeansScratch(double* at, int64_t n, const MeansPlan& plan)
-      : parts(at),
-        products(parts + plan.parts()),
-        tables(products + n * n),
-        lengths(tables + RefreshTables::doubles(n)),
-        counts(reinterpret_cast<bool*>(lengths + n)) {}
+  MeansScratch(double* at, int64_t n, const MeansPlan& means, const RefreshPlan& plan)
+      : parts(at), products(parts + means.parts()), lengths(products + n * n), refresh(lengths + n, plan) {}
 };
 
-// The three kernels. memory (MeansScratch::doubles)
-inline void launch_refresh(const Launcher& launch, const MeanRound& r, const MeansPlan& plan, const Refresh& refresh,
-                           double* memory, int64_t room) {
-  const MeansScratch scratch(memory, r.n, plan);
-  launch.launch_pdl(mean_products_kernel, plan.tiles * plan.chunks, kProductThreads, 0, r, plan, scratch.parts);
-  launch.launch_pdl(mean_sums_kernel, (r.n * r.n + kProductThreads - 1) / kProductThreads, kProductThreads, 0, r, plan,
+// The three kernels. Many: the team of plan.blocks
+template <typename Many>
+void launch_refresh(const Launcher& launch, const MeanRound& r, const MeansPlan& means, const RefreshPlan& plan,
+                    const Refresh& args, const MeansScratch& scratch) {
+  launch.launch_pdl(mean_products_kernel, means.tiles * means.chunks, kProductThreads, 0, r, means, scratch.parts);
+  launch.launch_pdl(mean_sums_kernel, (r.n * r.n + kProductThreads - 1) / kProductThreads, kProductThreads, 0, r, means,
                     static_cast<const double*>(scratch.parts), scratch.products);
-  launch.launch_pdl(mean_refresh_kernel, 1, BlockTeam::kSize, room * static_cast<int64_t>(sizeof(double)), r, refresh,
-                    scratch.products, scratch.tables, room, scratch.lengths, scratch.counts);
+  launch_refresh_kernel(launch, plan, mean_refresh_kernel<BlockTeam>, mean_refresh_kernel<Many>, r, args,
+                        scratch.products, scratch.lengths, scratch.refresh, plan.room);
 }
 
 }  // namespace secureafl::cuda

@@ -42,12 +42,12 @@ inline void refresh_means(const MeanRound& r, Refresh refresh_args) {
     for (int64_t k = 0; k <= i; ++k) products[i * n + k] *= lengths[i] * lengths[k];
     for (int64_t k = 0; k < i; ++k) products[k * n + i] = products[i * n + k];
   }
-  std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(n)));
+  std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(n, Solo::kDown)));
   const std::unique_ptr<bool[]> counts(new bool[static_cast<size_t>(n)]);
   for (int64_t k = 0; k < n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
   refresh_args.means = products.data();
   refresh_args.counts = counts.get();
-  refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, n));
+  refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, n, Solo::kDown));
 }
 
 inline void mean_step(const MeanRound& r, const Refresh& refresh_args) {

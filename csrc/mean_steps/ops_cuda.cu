@@ -12,11 +12,14 @@ class CudaMeanSteps : public CudaKin {
   using CudaKin::CudaKin;
 
   void mean_step(const MeanRound& r, const Refresh& refresh, const Tensor& like) const {
-    kin_step(r, like);
-    const auto plan = cuda::MeansPlan::of(r.n, r.d);
-    const Tensor memory = allocate(like, ScalarType::Double, {cuda::MeansScratch::doubles(r.n, plan)});
-    const int64_t room = cuda::refresh_room(r.n, launch_.max_shared_bytes());
-    cuda::launch_refresh(launch_, r, plan, refresh, mutable_data<double>(memory), room);
+    const auto means = cuda::MeansPlan::of(r.n, r.d);
+    const auto plan = cuda::RefreshPlan::of(launch_, r.n);
+    const Tensor memory = allocate(like, ScalarType::Double, {cuda::MeansScratch::doubles(r.n, means, plan)});
+    const cuda::MeansScratch scratch(mutable_data<double>(memory), r.n, means, plan);
+    MeanRound round = r;
+    round.meet = scratch.refresh.word;
+    kin_step(round, like);
+    cuda::launch_refresh<cuda::ManyTeam>(launch_, round, means, plan, refresh, scratch);
   }
 };
 

@@ -23,13 +23,10 @@ struct MeansState {
     check.state("basis", basis, ScalarType::Double, "(3, n, n)", {kStages, n, n});
     check.state("shift", shift, ScalarType::Double, "(n,)", {n});
     if constexpr (Device::kHostReads) {
-      const auto between = [&](const char* rule, double value, double most) {
-        check.number(rule, value, value >= 0 && value <= most);
-      };
       for (int64_t k = 0; k < n; ++k) {
-        between("total must lie in 0 to span", data<double>(total)[k], static_cast<double>(span));
-        between("noise must lie in 0 to 1", data<double>(noise)[k], 1);
-        between("norms must be 0 or more", data<double>(norms)[k], INFINITY);
+        check.between("total must lie in 0 to span", data<double>(total)[k], 0, static_cast<double>(span));
+        check.between("noise must lie in 0 to 1", data<double>(noise)[k], 0, 1);
+        check.between("norms must be 0 or more", data<double>(norms)[k], 0, INFINITY);
       }
     }
   }
@@ -76,7 +73,7 @@ RowsOutcome mean_step(const Tensor& update, const Tensor& client, const Tensor& 
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   check_row_wise<Device>(check, op, n, presence, arrival, settings, quorum, span, std::move(spans));
   check.within("every must lie in", every, 1, INT32_MAX);
-  check.number("least_share must be above 0 and at most 1", least_share, least_share > 0 && least_share <= 1);
+  check.least_share(least_share);
   check.number("noisy must be above 0 and below 1", noisy, noisy > 0 && noisy < 1);
 
   const Device device(models);

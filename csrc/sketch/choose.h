@@ -19,12 +19,42 @@ struct Totals {
   Census others;
 };
 
+// The share of an upload in the mean of its client, with averages of uploads; records it if it counts there.
+// consecutive: its product with the last one
+template <typename Team>
+SECUREAFL_FN double share_by_uploads(const Team& team, const SketchRound& r, int64_t client, double consecutive,
+                                     bool counts) {
+  const bool again = r.norms[client] > 0;  // a first upload begins the mean
+  const double compared = again ? static_cast<double>(r.met[client]) : -1;  // uploads compared before
+  team.sync();  // all have read the state of the client
+  if (team.rank() == 0 && counts && again) {
+    const double square = r.squares[client];
+    r.squares[client] = square + (consecutive - square) / fmin(fmax(compared + 1, 1.0), r.span);
+    r.met[client] = plus_one(r.met[client]);
+  }
+  return 1 / fmin(compared + 2, r.span);
+}
+
+// The same for averages of steps. moved: how far the model moves along the upload, in full steps
+template <typename Team>
+SECUREAFL_FN double share_by_steps(const Team& team, const SketchRound& r, int64_t client, double moved, bool counts) {
+  const double share = r.least + (1 - r.least) * fmin(fmax(moved, 0.0), 1.0);
+  const double total = fmin(r.total[client] + share, r.span), weight = share / total;
+  team.sync();  // all have read the state of the client
+  if (team.rank() == 0 && counts) {
+    r.total[client] = total;
+    r.noise[client] = (1 - weight) * (1 - weight) * r.noise[client] + weight * weight;
+  }
+  return weight;
+}
+
 // Averages the upload of the client, and stores its sketches and its norm. sketches (2, k): before clipping
 template <typename Team>
-SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Verdict& v, const float* sketches,
+SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const SketchStep& step, const float* sketches,
                                double norm, double median_norm) {
+  const Verdict& v = step.verdict;
   const int64_t at = v.client * r.k;
-  const double before = r.norms[v.client], longest = fmax(norm, median_norm);
+  const double longest = fmax(norm, median_norm);
   double sums[] = {0, 0};  // the product with the last upload, and the numbers that are not finite
   SECUREAFL_NO_UNROLL
   for (int64_t b = team.rank(); b < r.k; b += Team::kSize) {
@@ -33,11 +63,10 @@ SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Ver
     sums[1] += !isfinite(now);
   }
   team.sum_all(sums);
-  const double consecutive = sums[0] / fmax(before, median_norm);
-  const bool counts = sums[1] == 0 && isfinite(consecutive), again = before > 0;  // a first upload begins the mean
-  const double compared = again ? static_cast<double>(r.met[v.client]) : -1;      // uploads compared before
-  const double share = 1 / fmin(compared + 2, r.span);
-  team.sync();  // all have read the state of the client
+  const double consecutive = sums[0] / fmax(r.norms[v.client], median_norm);
+  const bool fits = sums[1] == 0 && norm * norm <= kMaxSquare, counts = fits && (r.steps || isfinite(consecutive));
+  const double share = r.steps ? share_by_steps(team, r, v.client, step.moved, counts)
+                               : share_by_uploads(team, r, v.client, consecutive, counts);
   SECUREAFL_NO_UNROLL
   for (int64_t b = team.rank(); b < r.k; b += Team::kSize) {
     const float clipped = sketches[b] * v.clip;
@@ -47,11 +76,6 @@ SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Ver
     r.model_sketches[at + b] = sketches[r.k + b];
   }
   if (team.rank() != 0) return;
-  if (counts && again) {
-    const double square = r.squares[v.client];
-    r.squares[v.client] = square + (consecutive - square) / fmin(fmax(compared + 1, 1.0), r.span);
-    r.met[v.client] = plus_one(r.met[v.client]);
-  }
   r.norms[v.client] = norm;
   r.seen[v.client] = true;
 }
@@ -87,9 +111,11 @@ SECUREAFL_FN void choose_step(const Team& team, const SketchRound& r, const doub
     const double weight = keys[v.client] != kNoKey ? shifted : 0;
     const double clip = norm > median_norm ? median_norm / norm : 1;
     out->scale = static_cast<float>(weight * count[0] * clip * v.clip);
+    out->moved = v.received && v.steps && r.lr != 0 ? weight * count[0] * (v.rate / r.lr) : 0;
     *r.weight = weight;
   }
-  if (v.stored) store_upload(team, r, v, sketches, norm, median_norm);
+  team.sync();
+  if (v.stored) store_upload(team, r, *out, sketches, norm, median_norm);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -107,19 +107,15 @@ SECUREAFL_FN void rotate_pairs(const Team& team, double* matrix, double* basis, 
   team.sync();
 }
 
-// The sum of one number per thread, for all threads. parts (Team::kDown + 1) scratch
+// The sum of one number per thread, for all threads. parts (Team::kDown) scratch
 template <typename Team>
 SECUREAFL_FN double sum_all(const Team& team, double value, double* parts) {
   value = team.sum_across(value);
   if (team.across() == 0) parts[team.down()] = value;
   team.sync();
-  if (team.rank() == 0) {
-    double sum = 0;
-    for (int i = 0; i < Team::kDown; ++i) sum += parts[i];
-    parts[Team::kDown] = sum;
-  }
-  team.sync();
-  const double sum = parts[Team::kDown];
+  double sum = 0;
+  for (int i = team.across(); i < Team::kDown; i += Team::kAcross) sum += parts[i];
+  sum = team.sum_across(sum);
   team.sync();  // parts may be written again
   return sum;
 }

@@ -17,11 +17,11 @@ struct CpuSupport {
   void support_step(const KinRound& r, Refresh refresh_args, int64_t every, const Tensor&) const {
     cpu::kin_step(r);
     if (*r.rounds % every != 0) return;
-    std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(r.n)));
+    std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(r.n, Solo::kDown)));
     const std::unique_ptr<bool[]> counts(new bool[static_cast<size_t>(r.n)]);
     for (int64_t k = 0; k < r.n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
     refresh_args.counts = counts.get();
-    refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, r.n));
+    refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, r.n, Solo::kDown));
   }
 };
 

@@ -11,13 +11,15 @@ class CudaSupport : public CudaKin {
   using CudaKin::CudaKin;
 
   void support_step(const KinRound& r, const Refresh& refresh_args, int64_t every, const Tensor& like) const {
-    kin_step(r, like);
-    const Tensor memory = allocate(like, ScalarType::Double, {RefreshTables::doubles(r.n) + (r.n + 7) / 8});
-    double* scratch = mutable_data<double>(memory);
-    auto* counts = reinterpret_cast<bool*>(scratch + RefreshTables::doubles(r.n));
-    const int64_t room = cuda::refresh_room(r.n, launch_.max_shared_bytes());
-    launch_.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, room * sizeof(double), r, refresh_args,
-                       every, scratch, room, counts);
+    const auto plan = cuda::RefreshPlan::of(launch_, r.n);
+    const Tensor memory = allocate(like, ScalarType::Double, {plan.doubles()});
+    const cuda::RefreshScratch scratch(mutable_data<double>(memory), plan);
+    KinRound round = r;
+    round.meet = scratch.word;
+    kin_step(round, like);
+    cuda::launch_refresh_kernel(launch_, plan, cuda::support_refresh_kernel<cuda::BlockTeam>,
+                                cuda::support_refresh_kernel<cuda::ManyTeam>, round, refresh_args, every, scratch,
+                                plan.room);
   }
 };
 

@@ -44,7 +44,7 @@ struct RefreshMemory {
 
 // Scratch memory of a refresh. The tables that are read most often come first.
 struct RefreshTables {
-  double* parts;      // (kParts)
+  double* parts;      // (parts_of(team))
   double* rotations;  // (2, n)
   double* values;     // (n)
   double* offsets;    // (n): how far each direction is shifted
@@ -58,9 +58,9 @@ struct RefreshTables {
   double* remaining;  // (n, n): maps coefficients to those of the part that is orthogonal to all cut directions
   double* kin;        // (n, n): I - W, a client minus the mean of its kin
 
-  static constexpr int kParts = 64;
-  SECUREAFL_FN RefreshTables(RefreshMemory memory, int64_t n)
-      : parts(memory.take(kParts)),
+  // rows: Team::kDown
+  SECUREAFL_FN RefreshTables(RefreshMemory memory, int64_t n, int64_t rows)
+      : parts(memory.take(parts_of(rows))),
         rotations(memory.take(2 * n)),
         values(memory.take(n)),
         offsets(memory.take(n)),
@@ -73,7 +73,8 @@ struct RefreshTables {
         rest(memory.take(n * n)),
         remaining(memory.take(n * n)),
         kin(memory.take(n * n)) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 8 * n * n + 5 * n + kParts; }
+  SECUREAFL_BOTH static int64_t parts_of(int64_t rows) { return rows > 8 ? rows : 8; }
+  SECUREAFL_BOTH static int64_t doubles(int64_t n, int64_t rows) { return 8 * n * n + 5 * n + parts_of(rows); }
 };
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -34,6 +34,7 @@ class Launcher {
   int64_t max_shared_bytes() const { return shared_bytes_; }
   int64_t blocks_per_multiprocessor(int64_t, int64_t most) const { return most; }
   int64_t multiprocessors() const { return 2; }
+  bool shares_gpu() const { return false; }
 
   template <typename... Params, typename... Args>
   void operator()(void (*kernel)(Params...), int64_t blocks, int threads, int64_t shared_bytes,

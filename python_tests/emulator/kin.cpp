@@ -34,6 +34,13 @@ static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
                     &b.choice);
 }
 
+// A refresh: an odd number of clients on two blocks, an even one on a single block, with some of its tables in shared
+// memory.
+using TwoBlocks = cuda::MeetingTeam<2>;
+static cuda::RefreshPlan plan_for(int64_t n) {
+  return n % 2 ? cuda::RefreshPlan{n, 2} : cuda::RefreshPlan{n, 1, RefreshTables::doubles(n, 32) / 2};
+}
+
 template <typename R>
 static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
   r.d % 4 == 0 ? run<4>(launch, r, b) : run<1>(launch, r, b);
@@ -100,15 +107,16 @@ extern "C" void support_step(void** at, const int64_t* whole, const double* real
   r.bounds.span = real[3], r.shift = refresh.shift = shift;
   refresh.n = r.n, refresh.means = r.means;
   std::memcpy(&refresh.bounds, real + 5, sizeof(refresh.bounds));
-  std::vector<double> scratch(RefreshTables::doubles(r.n), std::nan(""));
-  const std::unique_ptr<bool[]> counts(new bool[r.n]);
+  const cuda::RefreshPlan plan = plan_for(r.n);
+  std::vector<double> memory(plan.doubles(), std::nan(""));
+  const cuda::RefreshScratch scratch(memory.data(), plan);
+  r.meet = scratch.word;
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);
-  // Some of the tables in shared memory, the others not.
-  const int64_t room = std::min(cuda::refresh_room(r.n, 200'000), RefreshTables::doubles(r.n) / 2);
-  launch.launch_pdl(cuda::support_refresh_kernel, 1, cuda::BlockTeam::kSize, room * sizeof(double), r, refresh,
-                    static_cast<int64_t>(real[4]), scratch.data(), room, counts.get());
+  cuda::launch_refresh_kernel(launch, plan, cuda::support_refresh_kernel<cuda::BlockTeam>,
+                              cuda::support_refresh_kernel<TwoBlocks>, r, refresh, static_cast<int64_t>(real[4]),
+                              scratch, plan.room);
 }
 
 // real: after max_norm span, least, noisy, every and the bounds of the rule
@@ -124,11 +132,13 @@ extern "C" void mean_step(void** at, const int64_t* whole, const double* real, u
   r.shift = refresh.shift = shift;
   refresh.n = r.n;
   std::memcpy(&refresh.bounds, real + 7, sizeof(refresh.bounds));
-  const auto plan = cuda::MeansPlan::of(r.n, r.d);
-  std::vector<double> scratch(cuda::MeansScratch::doubles(r.n, plan), std::nan(""));
+  const auto means = cuda::MeansPlan::of(r.n, r.d);
+  const cuda::RefreshPlan plan = plan_for(r.n);
+  std::vector<double> memory(cuda::MeansScratch::doubles(r.n, means, plan), std::nan(""));
+  const cuda::MeansScratch scratch(memory.data(), r.n, means, plan);
+  r.meet = scratch.refresh.word;
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);
-  const int64_t room = std::min(cuda::refresh_room(r.n, 200'000), RefreshTables::doubles(r.n) / 2);
-  cuda::launch_refresh(launch, r, plan, refresh, scratch.data(), room);
+  cuda::launch_refresh<TwoBlocks>(launch, r, means, plan, refresh, scratch);
 }

@@ -28,4 +28,10 @@ inline void wait_until(const unsigned* word, unsigned value) {
   emulator::wait(emulator::Waits::kForWord);
 }
 
+inline void wait_for_count(const unsigned* word, unsigned count) {
+  if (*word >= count) return;
+  emulator::grid->current->there = [=] { return *word >= count; };
+  emulator::wait(emulator::Waits::kForWord);
+}
+
 }  // namespace secureafl::cuda

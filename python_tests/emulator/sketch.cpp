@@ -15,7 +15,7 @@ extern "C" void sketch_step(void** at, const int64_t* whole, const double* real,
   float* signs;
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
   tensor(order), tensor(signs), tensor(r.update_sketches), tensor(r.model_sketches), tensor(r.seen), tensor(r.means);
-  tensor(r.squares), tensor(r.met), tensor(r.norms), tensor(shift);
+  tensor(r.squares), tensor(r.met), tensor(r.total), tensor(r.noise), tensor(r.norms), tensor(shift);
   tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
   tensor(r.seen_factors), tensor(r.recorded), tensor(r.factor_counts), tensor(r.counts);
   tensor(r.accepted), tensor(r.factor), tensor(r.reason), tensor(r.weight);
@@ -25,7 +25,8 @@ extern "C" void sketch_step(void** at, const int64_t* whole, const double* real,
   r.filter = whole[5], r.receive = whole[6], r.store_all = whole[7], r.hold = whole[8];
   r.presence.expiry = whole[9], r.presence.probation = whole[10], r.presence.free = kFreeAlone;
   r.quorum = whole[11], r.span = static_cast<double>(whole[12]);
-  r.lr = real[0], r.quantile = real[1], r.max_norm = real[2];
+  r.lr = real[0], r.quantile = real[1], r.max_norm = real[2], r.least = real[3];
+  r.steps = whole[13];
   const auto plan = cuda::SketchPlan::of(r.rows, r.k);
   std::vector<double> memory(cuda::SketchScratch::doubles(r, plan), std::nan(""));
   const cuda::Launcher launch(seed);

@@ -20,7 +20,7 @@ from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
 from ..rules.mean_steps import SPAN
-from ..rules.support import STAGES
+from ..rules.support import STAGES, first_basis
 from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
 from .values import ones, orthogonal, powers, products, symmetric, within
 
@@ -87,7 +87,9 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         not_negative = "finite, 0 or more", lambda t: within(0, math.inf)(t) and finite[1](t)
         entries |= {
             "rounds": Entry((), i64, *count),
-            "means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most)),
+            "means" if config.sketch else "mean_updates": Entry(
+                (n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most)
+            ),
             "norms": Entry((n,), f64, *not_negative),
             "shift": Entry((n,), f64, *finite),
         }
@@ -141,7 +143,7 @@ def check(
     if not isinstance(state, Mapping):
         raise ValueError(f"{caller}: state must be a dict, got {type(state).__name__}")
     entries = table(config, clients, size)
-    state = _with_presence(state, config, clients)
+    state = _with_mean_updates(_with_presence(state, config, clients), config, clients)
     listed = config.keeps_all and "factor_counts" not in state  # by an earlier version: a list of all factors
     if listed:
         del entries["factor_counts"]
@@ -237,6 +239,20 @@ def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Ma
     past, zeros = seen.bool().long() * config.probation, torch.zeros_like(seen, dtype=torch.int64)
     clock = torch.zeros(3, dtype=torch.int64, device=seen.device)
     return {**state, "clock": clock, "last_epoch": zeros, "uploads": torch.stack([past, zeros, zeros], 1)}
+
+
+def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    """A state with averages="steps" of an earlier version: it had squares and met, which follow from the rest."""
+    if config.averages != "steps" or "squares" not in state:
+        return state
+    state = {name: value for name, value in state.items() if name not in ("squares", "met")}
+    if "total" in state and isinstance(state["total"], Tensor):  # the window has become shorter
+        state["total"] = state["total"].clamp(max=SPAN)
+    if not config.sketch and "means" in state:
+        state["mean_updates"] = state.pop("means")
+    if has_basis(config, clients):
+        state["basis"] = first_basis(clients, torch.device("cpu"))
+    return state
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:

@@ -47,7 +47,7 @@ VARIANTS = {
     ),
     "secureafl-support": variant(
         "weighs clients by the directions that many of them support; steps along the received update",
-        {name: RECOMMENDED[name] for name in ("step", "filter")},
+        {name: RECOMMENDED[name] for name in ("step", "averages", "filter")},
         **{name: RECOMMENDED[name] for name in ("rule", "memory", "expiry", "quorum")},
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _C
 from ..config import Config
+from ..rules import mean_steps
 from ..rules.mean_steps import MeanSteps
 from ..rules.row_rules import MAX_SQUARE, clip_to, median_of
 from ..rules.similarity import SPAN
@@ -32,7 +33,7 @@ step = torch.ops.secureafl.sketch_step_.default
 
 def fits(config: Config, device: torch.device) -> bool:
     """Whether the op supports these settings; plain ops support the rest."""
-    return config.averages == "uploads" and config.dtype == torch.float32 and device.type in ("cpu", "cuda")
+    return config.dtype == torch.float32 and device.type in ("cpu", "cuda")
 
 
 class Averaged(Composed):
@@ -61,11 +62,13 @@ class Averaged(Composed):
         self.rounds = int(state["rounds"])
 
     def _remembered(self) -> dict[str, Tensor]:
-        past, numbers = self.history, {"rounds": torch.tensor(self.rounds)}
+        past, averages = self.history, self.support.tensors()
+        averages["rounds"] = torch.tensor(self.rounds)
         if self.sketch is None:
-            return {**past.tensors(), **self.support.tensors(), **numbers}
+            averages["mean_updates"] = averages.pop("means")
+            return {**past.tensors(), **averages}
         kept = {"update_sketches": past.last_updates, "model_sketches": past.last_models, "seen": past.seen}
-        return {**kept, **self.support.tensors(), **numbers, "sketch_seed": torch.tensor(self.config.sketch_seed)}
+        return {**kept, **averages, "sketch_seed": torch.tensor(self.config.sketch_seed)}
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
@@ -155,15 +158,20 @@ def has_basis(config: Config, clients: int) -> bool:
 
 
 class Sketched(Averaged):
-    """averages="uploads" on sketches: the round is one op where it fits. Updates are not kept."""
+    """Averages of sketches: the round is one op where it fits. Updates are not kept."""
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         super().__init__(config, clients, size, device)
         assert self.sketch
-        past = self.history.last_updates, self.history.last_models, self.seen, *self.support.tensors().values()
+        s, span, none = self.support, SPAN, torch.zeros(0, dtype=torch.float64, device=device)
+        if isinstance(s, MeanSteps):
+            kept, span = (none, none.long(), s.total, s.noise), mean_steps.SPAN
+        else:
+            kept = s.squares, s.met, none, none.clone()  # none of them in the memory of another
+        past = self.history.last_updates, self.history.last_models, self.seen, s.means, *kept, s.norms, s.shift
         self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
         c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
-        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, SPAN
+        self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, span, mean_steps.LEAST
         self._fused = fits(config, device)
 
     def _one_round(

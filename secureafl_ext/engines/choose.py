@@ -10,7 +10,6 @@ from .base import Engine, ShardedEngine
 from .composed import Composed
 from .ranks import Ranks
 from .sharded import Sharded
-from .sharded_composed import ShardedComposed
 
 
 def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch.device, sharded: bool) -> None:
@@ -39,11 +38,11 @@ def make_sharded(config: Config, clients: int, size: int, device: torch.device, 
 
 
 def make_engine(config: Config, clients: int, size: int, device: torch.device) -> Engine:
+    if config.sketch:
+        return Sketched(config, clients, size, device)
     if config.averages == "steps":
         kind = fused_averages.FusedAverages if fused_averages.fits(config, clients, device) else Averaged
         return kind(config, clients, size, device)
-    if config.sketch:
-        return Sketched(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
     if kinship.fits(config, clients, device):

@@ -16,7 +16,7 @@ CALLS = (
 )
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
 # Tensors of a state that are split over the ranks, if its settings have them.
-SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre", "means")
+SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre", "mean_updates")
 
 
 def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:

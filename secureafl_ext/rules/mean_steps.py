@@ -15,8 +15,8 @@ from .sketched_support import shifts as shifts_of_rows
 from .sketched_support import shortened
 from .sums import inner
 
-SPAN = 50  # averaging window, in full steps
-LEAST = 0.1  # share of an upload that does not move the model: who lost all weight wins it back, ten times as slowly
+SPAN = 15  # averaging window, in full steps: a client that turns harmful is found within so many
+LEAST = 0.03  # share of an upload that does not move the model: who lost all weight wins it back, but slowly
 ALONE = 0.75  # a mean with more noise than this is hardly more than one upload: its length is not known yet
 
 

@@ -10,6 +10,7 @@ from support_oracle import shifts
 from secureafl_ext import SecureAFL
 from secureafl_ext.engines import fused_averages
 from secureafl_ext.engines.fused_averages import FusedAverages
+from secureafl_ext.rules.mean_steps import LEAST
 
 STEP = torch.ops.secureafl.mean_step_.default
 F32, F64 = torch.float32, torch.float64
@@ -62,7 +63,7 @@ def test_without_a_learning_rate_nothing_counts_as_a_step(device):
     plain, ours = oracle(4, 30, lr=0.0, filter=False), make(device, 4, 30, lr=0.0, filter=False)
     drive((plain, ours), Arrivals(4, 30, strange=False), 30)
     agree(ours, plain)
-    assert torch.allclose(ours.state_dict()["total"].cpu(), 0.1 * ours.state_dict()["uploads"][:, 0].cpu().double())
+    assert torch.allclose(ours.state_dict()["total"].cpu(), LEAST * ours.state_dict()["uploads"][:, 0].cpu().double())
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 40), (5, 1), (32, 33), (64, 40), (65, 129), (130, 70)])

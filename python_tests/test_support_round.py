@@ -247,8 +247,9 @@ def test_enqueued_rounds_are_submitted_ones(device):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize(("n", "d"), [(1, 8), (20, 4096), (50, 4099), (100, 256)])
+@pytest.mark.parametrize(("n", "d"), [(1, 8), (20, 4096), (50, 4099), (100, 256), (129, 64)])
 def test_cpu_and_gpu_agree(n, d):
+    """From 129 clients on, the refresh is a kernel of many blocks."""
     cpu, gpu = make("cpu", n, d), make("cuda", n, d)
     drive((cpu, gpu), Arrivals(n, d), max(150, 4 * n))
     agree(gpu, cpu)

@@ -47,7 +47,7 @@ def measured(clock: Clock, clients: int, size: int, sketch: int) -> tuple[float,
         return round_ms, None, kept
     support = server._engine.support
     support.means.normal_(0, size**-0.5, generator=random)
-    support.squares.fill_(0.1)
+    support.noise.fill_(0.1)
     everyone = torch.ones(clients, dtype=torch.bool, device=clock.device)
     return round_ms, Clock(clock.device, 1).ms(lambda: support.refresh(everyone)), kept
 

@@ -66,7 +66,7 @@ def test_without_a_learning_rate_nothing_counts_as_a_step(device):
     assert torch.allclose(ours.state_dict()["total"].cpu(), LEAST * ours.state_dict()["uploads"][:, 0].cpu().double())
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 40), (5, 1), (32, 33), (64, 40), (65, 129), (130, 70)])
+@pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 40), (5, 0), (5, 1), (32, 33), (64, 40), (65, 129), (130, 70)])
 def test_any_shape(device, n, d):
     """n = 64 fills a tile of products, n = 65 needs three, n = 130 six."""
     plain, ours = oracle(n, d), make(device, n, d)

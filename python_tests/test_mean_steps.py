@@ -132,6 +132,18 @@ def test_similarity_has_the_inner_products_of_the_means():
     assert make(sketch=64).similarity is None
 
 
+def test_similarity_is_computed_once_between_two_refreshes(device):
+    """It costs as much as a refresh: an observer that looks often must not pay for it each time."""
+    server = trained(make(device, size=300), 2 * N + 5)
+    first = server.similarity
+    server.submit(1, torch.ones(300, device=device), server.version)
+    assert server.similarity is first
+    server.forget(2)
+    assert server.similarity is not first and not server.similarity[2].any()
+    again = trained(server, 2 * N).similarity
+    assert again is not first and not torch.equal(again, first)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_continues_bit_for_bit(kind, tmp_path, device):
     server, fleet = make(device, **KINDS[kind]), Fleet(N, D, malicious=6, decoys=1)

@@ -18,7 +18,7 @@ AVERAGED = {
     KIN: {"rule": "kinship", "memory": 0},
     SUPPORT: {"rule": "support", "memory": 0},
     MEANS: {"rule": "support", "memory": 0, "step": "received", "averages": "steps"},
-    SKETCH: {"rule": "support", "memory": 0, "step": "received", "sketch": 64},
+    SKETCH: {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "sketch": 64},
 }
 
 
@@ -146,7 +146,7 @@ def call(op, given):
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_refuses_or_survives_every_value(op, case, device):
     given, (name, _, words) = arguments(device, op), CASES[case]
-    if name not in given:
+    if name not in given or (name == "met" and not given[name].numel()):  # with averages of steps
         pytest.skip(f"{op.name()} has no {name}")
     refuses_or_survives(op, given, case, words)
 

@@ -195,8 +195,8 @@ class Config:
     clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""
     averages: str = "uploads"
     """What rule="support" compares clients by. "uploads": averages over their uploads, all alike. An attacker that
-    sends a harmless upload right after each harmful one ("decoy") is not found by these. "steps": the mean of each
-    client's uploads, each by how far the model moved along it. Needs step="received" and memory=0."""
+    sends a harmless upload right after each harmful one ("decoy") is not found by these. "steps", recommended: the mean
+    of each client's uploads, each weighted by how far the model moved along it. Needs step="received" and memory=0."""
     sketch: int = 0
     """Numbers that are kept of each client's last update and model in place of all d, for many clients or large models;
     2048 is enough. Needs rule="support", step="received" and memory=0. 0: whole updates are kept."""

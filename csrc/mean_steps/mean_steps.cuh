@@ -22,7 +22,7 @@ struct MeansPlan {
     constexpr int64_t kBlocks = 264;  // about this many
     const int64_t edges = (n + kEdge - 1) / kEdge, tiles = edges * (edges + 1) / 2;
     const int64_t wanted = kBlocks > tiles ? kBlocks / tiles : 1, each = (d + wanted - 1) / wanted;
-    const int64_t length = (each + kDepth - 1) / kDepth * kDepth;
+    const int64_t length = d > 0 ? (each + kDepth - 1) / kDepth * kDepth : kDepth;
     return {edges, tiles, (d + length - 1) / length, length};
   }
   int64_t parts() const { return tiles * chunks * kEdge * kEdge; }

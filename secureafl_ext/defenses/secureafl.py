@@ -21,6 +21,8 @@ def variant(about: str, usual: Mapping[str, object] = MappingProxyType({}), **fi
         exact = {"history_dtype": torch.float64} if start.model.dtype == torch.float64 else {}
         own = {"lr": start.lr, "max_staleness": start.max_staleness}
         everything: dict[str, Any] = {**own, **exact, **usual, **start.settings, **fixed}
+        if everything.get("step") == "all":  # there are no averages of steps then
+            everything["averages"] = start.settings.get("averages", "uploads")
         return SecureAFL(start.model, start.clients, **everything)
 
     # A dtype, not its name: the command line does not offer it.

@@ -47,7 +47,7 @@ class Averaged(Composed):
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         if config.sketch and not size:
-            raise ValueError(f"SecureAFL: model must have a parameter with {config.averaging}, got none")
+            raise ValueError(f"SecureAFL: model must have a parameter with sketch={config.sketch}, got none")
         width = config.sketch or size
         super().__init__(config, clients, width, device)
         self.sketch = Sketch(size, width, config.sketch_seed or 0, config.dtype, device) if config.sketch else None
@@ -56,10 +56,11 @@ class Averaged(Composed):
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
+        self._products: tuple[int, Tensor] | None = None  # the number of refreshes before, the products
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
-        self.rounds = int(state["rounds"])
+        self.rounds, self._products = int(state["rounds"]), None
 
     def _remembered(self) -> dict[str, Tensor]:
         past, averages = self.history, self.support.tensors()
@@ -129,13 +130,26 @@ class Averaged(Composed):
     def forget(self, client: int) -> None:
         super().forget(client)
         self.support.forget(client)
+        self._products = None
 
     def row_weights(self, model: Tensor) -> Tensor:
         return self.support.weights(self.presence.mask(self.seen) & (self.support.norms.square() <= MAX_SQUARE))
 
     @property
     def similarity(self) -> Tensor | None:
-        return self.support.products() if isinstance(self.support, MeanSteps) and not self.sketch else None
+        """Of the first call after a refresh: the products of all means cost as much as a refresh. Waits for the device,
+        but not in a CUDA graph: there they are always computed."""
+        if self.sketch or not isinstance(self.support, MeanSteps):
+            return None
+        if self.seen.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.support.products()
+        refreshes = self._rounds_so_far() // self.every
+        if self._products is None or self._products[0] != refreshes:
+            self._products = refreshes, self.support.products()
+        return self._products[1]
+
+    def _rounds_so_far(self) -> int:
+        return self.rounds
 
     def estimates(self, model: Tensor) -> Tensor:
         if self.sketch:

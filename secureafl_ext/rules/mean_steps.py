@@ -17,6 +17,7 @@ from .sums import inner
 
 SPAN = 15  # averaging window, in full steps: a client that turns harmful is found within so many
 LEAST = 0.03  # share of an upload that does not move the model: who lost all weight wins it back, but slowly
+NO_DIRECTION = 1e-24  # square of a mean that is all noise: not 0, for that is what an unknown one has
 ALONE = 0.75  # a mean with more noise than this is hardly more than one upload: its length is not known yet
 
 
@@ -73,7 +74,7 @@ class MeanSteps:
         The square of a mean of updates of length 1 or less has up to `noise` (1 - square) of their noise in it.
         """
         square = (own - self.noise) / (1 - self.noise.clamp(max=ALONE))
-        return torch.where(self.noise <= ALONE, square.clamp(min=0), 0)
+        return torch.where(self.noise <= ALONE, square.clamp(min=NO_DIRECTION), 0)
 
     def own_products(self) -> Tensor:
         """(n, n) float64: inner products of the clients' means. A slice of the coordinates has its share of each."""
@@ -94,7 +95,8 @@ class MeanSteps:
         chosen = mask.nonzero()[:, 0]
         if not len(chosen):
             return
-        if own is not None or len(self.means) <= self.means.shape[1]:  # products of the clients: the smaller matrix
+        clients, width = self.means.shape
+        if own is not None or clients <= width or width == 0:  # the products of the clients are the smaller matrix
             self.shift[chosen] = support.shifts(self.products(own)[chosen][:, chosen].clamp(-1, 1))
         else:
             rows = self.means.double()

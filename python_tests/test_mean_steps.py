@@ -179,6 +179,9 @@ def test_a_state_of_the_version_before_is_taken(kind):
     old |= {"squares": torch.zeros(N, dtype=torch.float64), "met": torch.zeros(N, dtype=torch.int64)}
     old |= {"means": state["mean_updates"]} if kind == "whole" else {}
     old["total"] = old["total"] + 30
+    for total in (old["total"].to(torch.complex64), old["total"].to_sparse(), "15"):
+        with pytest.raises(ValueError, match="total must be"):
+            server.load_state_dict({**old, "total": total})
     server.load_state_dict(old)
     after = server.state_dict()
     assert after.keys() == state.keys() and after["total"].max() == SPAN

@@ -24,9 +24,9 @@ struct Totals {
 template <typename Team>
 SECUREAFL_FN double share_by_uploads(const Team& team, const SketchRound& r, int64_t client, double consecutive,
                                      bool counts) {
-  const bool again = r.norms[client] > 0;  // a first upload begins the mean
+  const bool again = r.norms[client] > 0;                                   // a first upload begins the mean
   const double compared = again ? static_cast<double>(r.met[client]) : -1;  // uploads compared before
-  team.sync();  // all have read the state of the client
+  team.sync();                                                              // all have read the state of the client
   if (team.rank() == 0 && counts && again) {
     const double square = r.squares[client];
     r.squares[client] = square + (consecutive - square) / fmin(fmax(compared + 1, 1.0), r.span);

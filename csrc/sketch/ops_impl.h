@@ -16,8 +16,8 @@ using SketchOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, 
 
 // The sketch itself, and the state of the clients in sketches.
 struct SketchState {
-  const Tensor &models, &order, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &total, &noise,
-      &norms, &shift;
+  const Tensor &models, &order, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &total,
+      &noise, &norms, &shift;
 
   // Whether clients are compared by averages of steps; squares and met are empty then, else total and noise.
   bool steps() const { return total.numel() > 0; }
@@ -105,10 +105,10 @@ template <typename Device>
 SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
                           int64_t next_row, Tensor models, const Tensor& order, const Tensor& signs,
                           Tensor update_sketches, Tensor model_sketches, Tensor seen, Tensor means, Tensor squares,
-                          Tensor met, Tensor total, Tensor noise, Tensor norms, const Tensor& shift, Tensor clock, Tensor last_epoch,
-                          Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts, Tensor counts,
-                          double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
-                          bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
+                          Tensor met, Tensor total, Tensor noise, Tensor norms, const Tensor& shift, Tensor clock,
+                          Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts,
+                          Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
+                          bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
                           double least_share) {
   constexpr const char* op = "sketch_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);

@@ -44,7 +44,7 @@ struct RefreshMemory {
 
 // Scratch memory of a refresh. The tables that are read most often come first.
 struct RefreshTables {
-  double* parts;      // (parts_of(team))
+  double* parts;      // (parts_of(rows))
   double* rotations;  // (2, n)
   double* values;     // (n)
   double* offsets;    // (n): how far each direction is shifted

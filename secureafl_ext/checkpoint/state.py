@@ -246,8 +246,9 @@ def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -
     if config.averages != "steps" or "squares" not in state:
         return state
     state = {name: value for name, value in state.items() if name not in ("squares", "met")}
-    if "total" in state and isinstance(state["total"], Tensor):  # the window has become shorter
-        state["total"] = state["total"].clamp(max=SPAN)
+    total = state.get("total")
+    if isinstance(total, Tensor) and total.dtype == torch.float64 and total.layout == torch.strided:
+        state["total"] = total.clamp(max=SPAN)  # the window has become shorter
     if not config.sketch and "means" in state:
         state["mean_updates"] = state.pop("means")
     if has_basis(config, clients):

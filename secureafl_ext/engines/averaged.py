@@ -36,6 +36,12 @@ def fits(config: Config, device: torch.device) -> bool:
     return config.dtype == torch.float32 and device.type in ("cpu", "cuda")
 
 
+def has_basis(config: Config, clients: int) -> bool:
+    """Whether averages of steps have the eigenvectors that the fused refresh starts from. It is for whole updates and
+    not too many clients; plain ops keep them too, so that a checkpoint fits every device."""
+    return not config.sketch and clients <= _C.MOST_ROW_CLIENTS
+
+
 class Averaged(Composed):
     """Composed without products of updates. last_updates, last_models: (n, k), k = d for whole updates
 
@@ -163,12 +169,6 @@ class Averaged(Composed):
 
     def _no_updates(self, call: str) -> ValueError:
         return ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {self.config.sketch}")
-
-
-def has_basis(config: Config, clients: int) -> bool:
-    """Whether averages of steps have the eigenvectors that the fused refresh starts from. It is for whole updates and
-    not too many clients; plain ops keep them too, so that a checkpoint fits every device."""
-    return not config.sketch and clients <= _C.MOST_ROW_CLIENTS
 
 
 class Sketched(Averaged):

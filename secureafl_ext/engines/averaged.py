@@ -62,7 +62,7 @@ class Averaged(Composed):
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
-        self._products: tuple[int, Tensor] | None = None  # the number of refreshes before, the products
+        self._products: tuple[int, Tensor] | None = None  # version // every, the products of then
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
@@ -141,21 +141,17 @@ class Averaged(Composed):
     def row_weights(self, model: Tensor) -> Tensor:
         return self.support.weights(self.presence.mask(self.seen) & (self.support.norms.square() <= MAX_SQUARE))
 
-    @property
-    def similarity(self) -> Tensor | None:
-        """Of the first call after a refresh: the products of all means cost as much as a refresh. Waits for the device,
-        but not in a CUDA graph: there they are always computed."""
+    def similarity(self, version: int) -> Tensor | None:
+        """Of the first call in as many versions as there are rounds between two refreshes: the products of all means
+        cost as much as a refresh. In a CUDA graph they are always computed."""
         if self.sketch or not isinstance(self.support, MeanSteps):
             return None
         if self.seen.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.support.products()
-        refreshes = self._rounds_so_far() // self.every
-        if self._products is None or self._products[0] != refreshes:
-            self._products = refreshes, self.support.products()
+        period = version // self.every
+        if self._products is None or self._products[0] != period:
+            self._products = period, self.support.products()
         return self._products[1]
-
-    def _rounds_so_far(self) -> int:
-        return self.rounds
 
     def estimates(self, model: Tensor) -> Tensor:
         if self.sketch:

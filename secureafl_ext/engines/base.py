@@ -37,9 +37,11 @@ class Engine(Protocol):
     def seen(self) -> Tensor:
         """(n or more) bool: clients with a history."""
 
-    @property
-    def similarity(self) -> Tensor | None:
-        """(n, n) float64: averaged inner products of the clients' updates, with rule="kinship" or "support"."""
+    def similarity(self, version: int) -> Tensor | None:
+        """(n, n) float64: averaged inner products of the clients' updates, with rule="kinship" or "support".
+
+        version: the server's; what is costly to compute is kept for some versions
+        """
 
     @property
     def kinship(self) -> Kinship | None:

@@ -68,8 +68,7 @@ class Composed:
     def seen(self) -> Tensor:
         return self.history.seen
 
-    @property
-    def similarity(self) -> Tensor | None:
+    def similarity(self, version: int) -> Tensor | None:
         return self.rows.similarity.means if self.rows and self.rows.similarity else None
 
     @property

@@ -34,9 +34,6 @@ class FusedAverages(Averaged):
         means = mean_steps.SPAN, mean_steps.LEAST, mean_steps.ALONE, self.every
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, *means, *bounds()
 
-    def _rounds_so_far(self) -> int:
-        return int(self._rounds)
-
     def _remembered(self) -> dict[str, Tensor]:
         return super()._remembered() | {"rounds": self._rounds}
 

@@ -74,6 +74,5 @@ class ShardedAverages(OverRanks, Averaged):
         self.support.refresh(mask, self.ranks.agree("refresh", facts, own.flatten()).view_as(own))
         self._take_shifts_of_first_rank(self.support, self.rounds)
 
-    @property
-    def similarity(self) -> Tensor | None:
+    def similarity(self, version: int) -> Tensor | None:
         return None  # it would need a message

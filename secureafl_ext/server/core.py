@@ -137,8 +137,8 @@ class ServerCore:
     def similarity(self) -> Tensor | None:
         """(n, n) float64, read-only: mean inner products of the clients' updates, in squares of the median norm. None
         unless rule="kinship" or "support", with sketches, and for averages="steps" with a process group. With
-        averages="steps" it is of the first call after the last refresh, every 2 n rounds."""
-        return self._engine.similarity
+        averages="steps" it is of the first call in 2 n versions."""
+        return self._engine.similarity(self.version)
 
     @property
     def kinship(self) -> Tensor | None:

@@ -20,11 +20,11 @@ from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
 from ..rules.mean_steps import SPAN
-from ..rules.support import STAGES, first_basis
+from ..rules.support import STAGES
 from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
+from .upgrade import upgraded_file, upgraded_state
 from .values import ones, orthogonal, powers, products, symmetric, within
 
-PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
 
 
@@ -143,7 +143,7 @@ def check(
     if not isinstance(state, Mapping):
         raise ValueError(f"{caller}: state must be a dict, got {type(state).__name__}")
     entries = table(config, clients, size)
-    state = _with_mean_updates(_with_presence(state, config, clients), config, clients)
+    state = upgraded_state(state, config, clients)
     listed = config.keeps_all and "factor_counts" not in state  # by an earlier version: a list of all factors
     if listed:
         del entries["factor_counts"]
@@ -189,7 +189,7 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
     for name, kind in kinds.items():
         if type(about[name]) is not kind or (name == "clients" and about[name] < 1):
             raise ValueError(f"{caller}: {name} must be {expected[kind]}, got {shown(about[name])}")
-    tensors, about = _upgraded(tensors, about)
+    tensors, about = upgraded_file(tensors, about)
     unknown = [name[:40] for name in about["config"] if name not in CHECKS]
     if unknown:
         raise ValueError(f"{caller}: config must have the settings of this version, got also {', '.join(unknown[:5])}")
@@ -210,50 +210,6 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
     size = models.shape[1]
     checked, numbers = check(caller, {**tensors, **about["state"]}, config, clients, size)
     return Checkpoint(config, clients, size, dtype, {**checked, **numbers})
-
-
-def _upgraded(
-    tensors: Mapping[str, Tensor], about: Mapping[str, Any]
-) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """Files of formats 1 to 4 lack the settings of presence, those of 1 and 2 also turns and two more settings: their
-    server always had the paper's values."""
-    if "expiry" not in about["config"]:
-        about = {**about, "config": {**about["config"], "expiry": None, "probation": 0}}
-    if "factors" in about["config"]:
-        return tensors, about
-    tensors = {name: t[None] if name in ("factors", "recorded") else t for name, t in tensors.items()}
-    if isinstance(tensors.get("pairs"), Tensor):
-        tensors["turns"] = torch.zeros(len(tensors["pairs"].view(-1)), dtype=torch.int64)
-    config = {"factors": "pooled", "on_reject": "step", **about["config"]}
-    return tensors, {**about, "config": config, "state": {"too_soon": 0, **about["state"]}}
-
-
-def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
-    """A state of an earlier version: all its clients have just uploaded, and are past their probation."""
-    seen, uploads = state.get("seen"), state.get("uploads")
-    if isinstance(uploads, Tensor) and uploads.shape in ((clients,), (clients, 2)):  # without the recent ones
-        columns = uploads.reshape(clients, -1)
-        return {**state, "uploads": torch.nn.functional.pad(columns, (0, 3 - columns.shape[1]))}
-    if any(name in state for name in PRESENCE) or not isinstance(seen, Tensor) or seen.shape != (clients,):
-        return state
-    past, zeros = seen.bool().long() * config.probation, torch.zeros_like(seen, dtype=torch.int64)
-    clock = torch.zeros(3, dtype=torch.int64, device=seen.device)
-    return {**state, "clock": clock, "last_epoch": zeros, "uploads": torch.stack([past, zeros, zeros], 1)}
-
-
-def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
-    """A state with averages="steps" of an earlier version: it had squares and met, which follow from the rest."""
-    if config.averages != "steps" or "squares" not in state:
-        return state
-    state = {name: value for name, value in state.items() if name not in ("squares", "met")}
-    total = state.get("total")
-    if isinstance(total, Tensor) and total.dtype == torch.float64 and total.layout == torch.strided:
-        state["total"] = total.clamp(max=SPAN)  # the window has become shorter
-    if not config.sketch and "means" in state:
-        state["mean_updates"] = state.pop("means")
-    if has_basis(config, clients):
-        state["basis"] = first_basis(clients, torch.device("cpu"))
-    return state
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:

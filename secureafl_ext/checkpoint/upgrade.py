@@ -1,0 +1,65 @@
+"""Files and states of earlier versions, with what a server of this version needs besides.
+
+Nothing is checked here: what does not have the expected type is left as it is, and state.py refuses it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..engines.averaged import has_basis
+from ..rules.mean_steps import SPAN
+from ..rules.support import first_basis
+
+PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
+
+
+def upgraded_file(
+    tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Files of formats 1 to 4 lack the settings of presence, those of 1 and 2 also turns and two more settings: their
+    server always had the paper's values."""
+    if "expiry" not in about["config"]:
+        about = {**about, "config": {**about["config"], "expiry": None, "probation": 0}}
+    if "factors" in about["config"]:
+        return tensors, about
+    tensors = {name: t[None] if name in ("factors", "recorded") else t for name, t in tensors.items()}
+    if isinstance(tensors.get("pairs"), Tensor):
+        tensors["turns"] = torch.zeros(len(tensors["pairs"].view(-1)), dtype=torch.int64)
+    config = {"factors": "pooled", "on_reject": "step", **about["config"]}
+    return tensors, {**about, "config": config, "state": {"too_soon": 0, **about["state"]}}
+
+
+def upgraded_state(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    return _with_mean_updates(_with_presence(state, config, clients), config, clients)
+
+
+def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    """A state of an earlier version: all its clients have just uploaded, and are past their probation."""
+    seen, uploads = state.get("seen"), state.get("uploads")
+    if isinstance(uploads, Tensor) and uploads.shape in ((clients,), (clients, 2)):  # without the recent ones
+        columns = uploads.reshape(clients, -1)
+        return {**state, "uploads": torch.nn.functional.pad(columns, (0, 3 - columns.shape[1]))}
+    if any(name in state for name in PRESENCE) or not isinstance(seen, Tensor) or seen.shape != (clients,):
+        return state
+    past, zeros = seen.bool().long() * config.probation, torch.zeros_like(seen, dtype=torch.int64)
+    clock = torch.zeros(3, dtype=torch.int64, device=seen.device)
+    return {**state, "clock": clock, "last_epoch": zeros, "uploads": torch.stack([past, zeros, zeros], 1)}
+
+
+def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    """A state with averages="steps" of an earlier version: it had squares and met, which follow from the rest."""
+    if config.averages != "steps" or "squares" not in state:
+        return state
+    state = {name: value for name, value in state.items() if name not in ("squares", "met")}
+    total = state.get("total")
+    if isinstance(total, Tensor) and total.dtype == torch.float64 and total.layout == torch.strided:
+        state["total"] = total.clamp(max=SPAN)  # the window has become shorter
+    if not config.sketch and "means" in state:
+        state["mean_updates"] = state.pop("means")
+    if has_basis(config, clients):
+        state["basis"] = first_basis(clients, torch.device("cpu"))
+    return state

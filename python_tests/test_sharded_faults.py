@@ -11,6 +11,7 @@ import torch.distributed as dist
 from splits import ROW_KINDS, SETTINGS, D, N, digest, digests, history_of_arrivals, replay, start
 
 from secureafl_ext import SecureAFL
+from secureafl_ext.rules.mean_steps import MeanSteps
 
 
 def mistakes(group, settings, arrivals):
@@ -108,6 +109,38 @@ def test_a_mistake_on_one_rank_is_an_error_on_all_and_changes_nothing(ranks, kin
         and "raised an error" in right["file"]
     )
     assert [state for *_, state in answers] == ranks.run(2, digests, settings, arrivals)
+
+
+def runs_out_of_memory_in_a_refresh(group, settings, arrivals):
+    """Rank 1 fails once, in the first refresh. What each rank is told of that round and of the next one."""
+    server, told = start(settings, group), []
+    products = MeanSteps.own_products
+
+    def fails(support):
+        MeanSteps.own_products = products
+        raise MemoryError("too little")
+
+    if dist.get_rank(group) == 1:
+        MeanSteps.own_products = fails
+    try:
+        for arrival in arrivals:
+            try:
+                replay(server, [arrival], group)
+            except Exception as error:
+                told.append((server.version, f"{type(error).__name__} {error}"))
+    finally:
+        MeanSteps.own_products = products
+    return told
+
+
+def test_an_error_of_one_rank_in_a_refresh_is_told_to_all(ranks):
+    """Messages of different lengths at a time would end the other process without a word."""
+    settings = {**SETTINGS, **ROW_KINDS["steps"]}
+    arrivals, *_ = history_of_arrivals(settings, 4 * N)
+    right, wrong = ranks.run(2, runs_out_of_memory_in_a_refresh, settings, arrivals)
+    assert right[0][1].startswith("ValueError") and "rank 1" in right[0][1]
+    assert wrong[0][1] == "MemoryError too little"
+    assert right[1:] == wrong[1:]  # they go on together; recorded versions come too early, as one round is missing
 
 
 def loses_a_rank(group, arrivals, how):

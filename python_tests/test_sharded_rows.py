@@ -74,10 +74,10 @@ def test_equals_the_whole_server(ranks, kind, count, length):
         row_wise = settings.get("rule") is not None
         refreshes = whole.version // refresh_rounds(N) if settings.get("rule") == "support" else 0
         gone = sum(k % 50 in (33, 45) for k in range(length))
-        # one message a submission, forget or leave, of n numbers; one more for a refresh, two if it needs all products
+        # one message a submission, forget or leave, of n numbers; one more for a refresh, three with all products
         products = settings.get("averages") == "steps"
         usual, large = 4 * count + 5 + N * row_wise, 4 * count + N * N
-        assert sent.count(usual) == length + gone + refreshes
+        assert sent.count(usual) == length + gone + refreshes * (1 + products)
         assert sent.count(large) == len(sent) - sent.count(usual) == refreshes * products
 
 

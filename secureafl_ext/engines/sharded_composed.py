@@ -69,8 +69,15 @@ class ShardedAverages(OverRanks, Averaged):
     support: MeanSteps
 
     def _refresh(self, mask: Tensor) -> None:
-        """A message with the inner products of all means, over all coordinates; then one with the shifts."""
-        facts, own = {"rounds": self.rounds}, self.support.own_products()
+        """A message with the inner products of all means, over all coordinates; then one with the shifts.
+
+        The first is of another length than all others. Ranks that send messages of different lengths at a time are
+        ended by gloo. So all ranks first agree, in a message of the usual length, that they are here.
+        """
+        facts = {"rounds": self.rounds}
+        with self.notify_peers:
+            own = self.support.own_products()
+        self.synchronize("refresh", facts)
         self.support.refresh(mask, self.ranks.agree("refresh", facts, own.flatten()).view_as(own))
         self._take_shifts_of_first_rank(self.support, self.rounds)
 

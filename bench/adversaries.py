@@ -46,6 +46,7 @@ class Fleet:
         self.private = torch.randn(CLIENTS, len(self.server.model), generator=self.random)
         self.lengths = torch.ones(CLIENTS)  # of the clients' last honest updates
         self.arrivals = torch.zeros(CLIENTS, dtype=torch.int64)
+        self.since = torch.zeros(CLIENTS, dtype=torch.int64)  # uploads of each attacker since it came
         # Every weight grows: the server subtracts.
         self.push = torch.full_like(self.server.model, -(len(self.server.model) ** -0.5))
 
@@ -132,8 +133,31 @@ def imitate(fleet: Fleet, client: int) -> Iterator[Tensor]:
     yield fleet.of_victims()
 
 
+def _lost(fleet: Fleet, client: int) -> bool:
+    """Whether the server has left this attacker out. Then it comes anew."""
+    out = fleet.server.left_out()
+    gone = out is not None and bool(out[client])
+    fleet.since[client] = 1 if gone else fleet.since[client] + 1
+    return gone
+
+
+def fresh(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """A push once three uploads are past. When it has lost its weight it comes back under a fresh number."""
+    if _lost(fleet, client):
+        fleet.server.forget(client)
+    yield fleet.length() * fleet.push if fleet.since[client] > 3 else fleet.honest(client)
+
+
+def reconnect(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """A push. When it has lost its weight it leaves and comes back."""
+    if _lost(fleet, client):
+        fleet.server.leave(client)
+    yield fleet.length() * fleet.push
+
+
 ADVERSARIES: dict[str, Adversary] = {
-    each.__name__: each for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts, oppose, imitate)
+    each.__name__: each
+    for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts, oppose, imitate, fresh, reconnect)
 }
 
 

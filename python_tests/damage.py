@@ -44,9 +44,9 @@ def count_zero(counts):
 FLOATS = ("models", "last_updates", "last_models", "dw", "dg", "centre", "kinship", "kin_centre", "similarity", "shift")
 WHOLE = (
     "pairs", "oldest", "recorded", "factor_counts", "counts", "turns", "rounds", "met", "clock", "last_epoch",
-    "uploads",
+    "uploads", "trials",
 )  # fmt: skip
-WORKED_OUT = ("factor_counts", "gram", "along", "weights", "status")  # if they are missing
+WORKED_OUT = ("factor_counts", "trials", "gram", "along", "weights", "status")  # if they are missing
 TENSORS = (*FLOATS, *WHOLE, "seen", "factors", "scales", "gram", "along", "weights", "status", "products", "basis")
 DAMAGE = {
     **{f"{name} {value}": (name, put(name, value)) for name in FLOATS for value in (math.nan, math.inf, -math.inf)},

@@ -17,7 +17,7 @@ ENGINES = {
     "composed kinship": {"rule": "kinship", "memory": 2},
     "support": {"rule": "support", "memory": 0},
     "composed support": {"rule": "support", "memory": 2},
-    "averaged": {"rule": "support", "memory": 0, "step": "received", "averages": "steps"},
+    "averaged": {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "trial": 5},
     "row-wise": {"rule": "centered_clip", "memory": 0},
     "row-wise buckets": {"rule": "krum", "buckets": 2, "memory": 1},
 }

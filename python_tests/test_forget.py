@@ -25,7 +25,7 @@ def shared_in(server):
 
 def of_client(state, client, shared):
     """What only this client's uploads have made: its rows, and its columns of what clients have in pairs."""
-    rows = {name: value[client] for name, value in state.items() if name not in shared and name != "basis"}
+    rows = {name: value[client] for name, value in state.items() if name not in {*shared, "basis", "trials"}}
     return {**rows, "last_models": state["last_models"][client]}
 
 
@@ -55,6 +55,10 @@ def test_no_number_of_a_forgotten_client_is_left(engine, device):
             assert torch.equal(torch.as_tensor(after[name]), torch.as_tensor(value)) or name == "last_models", name
         elif name in PAIRED:
             assert torch.equal(after[name][others][:, others], value[others][:, others]), name
+        elif name == "trials":  # that the number is forgotten must stay known
+            rows = [k + 1 for k in others]
+            assert torch.equal(after[name][rows], value[rows])
+            assert after[name][GONE + 1].tolist() == [-1, -1, 0, server.config.trial]
         elif name == "basis":  # eigenvectors of all clients together
             assert torch.equal(after[name], fresh[name]), name
         else:

@@ -232,6 +232,9 @@ def test_refusals(settings, message):
         make(**settings)
 
 
-def test_sketches_cannot_be_captured():
-    with pytest.raises(ValueError, match="enqueue: not supported with"):
-        make(sketch=64).enqueue(torch.tensor([0]), torch.ones(D), torch.zeros(D))
+@pytest.mark.parametrize("named", ["sketch=64", "history_dtype=float64", "spacing=3"])
+def test_what_cannot_be_captured_is_named(named):
+    name, value = named.split("=")
+    value = torch.float64 if value == "float64" else int(value)
+    with pytest.raises(ValueError, match=f"enqueue: not supported with {named}; use submit"):
+        make(**{name: value}).enqueue(torch.tensor([0]), torch.ones(D), torch.zeros(D))

@@ -31,6 +31,7 @@ ON_REJECT = ("hold", "step")
 STEPS = ("all", "received")
 AVERAGES = ("uploads", "steps")
 MOST_ITERATIONS = 1000  # of centered_clip
+MOST_EPOCHS = 2**20  # of a trial
 WINDOW = 32  # factors kept per client by default
 EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
@@ -57,6 +58,8 @@ RECOMMENDED: dict[str, Any] = {
     # uploads must not be theirs alone.
     "expiry": 4,
     "quorum": 0.65,
+    # A client that has lost its weight could come back under a fresh number.
+    "trial": 50,
 }
 GONE = -1  # epoch of the last upload of a client that left
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
@@ -103,6 +106,7 @@ CHECKS = {
     "iterations": Check(whole, f"a whole number 1 to {MOST_ITERATIONS}", lambda value: 1 <= value <= MOST_ITERATIONS),
     "expiry": Check(or_none(whole), "None or a whole number, 1 or more", lambda value: value is None or value >= 1),
     "probation": COUNT,
+    "trial": Check(whole, f"a whole number 0 to {MOST_EPOCHS}", lambda value: 0 <= value <= MOST_EPOCHS),
     "quorum": Check(number, "a number between 0 and 1", lambda value: 0 <= value <= 1),
     "averages": one_of(AVERAGES),
     "sketch": Check(whole, "0, or a whole number 64 to 65536", lambda value: value == 0 or 64 <= value <= 65536),
@@ -190,16 +194,21 @@ class Config:
     probation: int = 3
     """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
     first on, as in the paper."""
+    trial: int = 0
+    """Epochs over which the steps of a newcomer grow from nothing to full: a client that comes late, or that has the
+    number of a forgotten one. Otherwise a client that has lost its weight would come back as another one. A client that
+    left and comes back has a shorter trial. Only rounds by `submit` count. Needs step="received". 0: no trial."""
     quorum: float = 0.0
     """The model does not move while fewer than this share of the clients has a stored upload. Otherwise the very first
     clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""
     averages: str = "uploads"
     """What rule="support" compares clients by. "uploads": averages over their uploads, all alike. An attacker that
     sends a harmless upload right after each harmful one ("decoy") is not found by these. "steps", recommended: the mean
-    of each client's uploads, each weighted by how far the model moved along it. Needs step="received" and memory=0."""
+    of each client's uploads, each weighted by how far the model moved along it. Needs rule="support", step="received"
+    and memory=0."""
     sketch: int = 0
-    """Numbers that are kept of each client's last update and model in place of all d, for many clients or large models;
-    2048 is enough. Needs rule="support", step="received" and memory=0. 0: whole updates are kept."""
+    """Numbers that are kept of each client's last update, last model and mean update in place of all d: for many
+    clients or large models. 2048 is enough. Needs rule="support", step="received" and memory=0. 0: all d are kept."""
     sketch_seed: int | None = None
     """Of the sketches. None: a random one. Attackers must not know it: they could hide from the sketches."""
 
@@ -227,6 +236,7 @@ class Config:
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
         plain = self.averages == "uploads"
         need(plain or sketched, "averages", "'uploads' unless rule='support', step='received' and memory=0")
+        need(not self.trial or self.step == "received", "trial", "0 unless step='received'")
         if self.sketch and self.sketch_seed is None:
             object.__setattr__(self, "sketch_seed", secrets.randbits(52))
         without_buckets = ("median", "trimmed_mean", *averaged)
@@ -248,10 +258,9 @@ class Config:
         return self.window or (EXACT if self.factors == "pooled" else WINDOW)
 
     @property
-    def averaging(self) -> str | None:
-        """The setting that keeps averages of the clients' own updates, or of their sketches, in place of products of
-        updates; None if there is none."""
-        return "averages='steps'" if self.averages == "steps" else f"sketch={self.sketch}" if self.sketch else None
+    def averaging(self) -> bool:
+        """Whether averages of the clients' own updates, or of their sketches, are kept in place of products."""
+        return self.averages == "steps" or self.sketch > 0
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""

@@ -33,6 +33,7 @@ struct RowsState {
     if (met) check.state("met", *met, ScalarType::Long, "(n,)", {n});
     check.state("rounds", rounds, ScalarType::Long, "()", {});
     if constexpr (Device::kHostReads) {
+      check.within("rounds must lie in", *data<int64_t>(rounds), 0, INT64_MAX - 1);
       for (int64_t k = 0; k < n && met; ++k) {
         check.within("met must lie in", data<int64_t>(*met)[k], 0, INT64_MAX - 1);
       }

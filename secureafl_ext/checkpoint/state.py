@@ -19,6 +19,8 @@ from ..engines.averaged import has_basis
 from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
+from ..engines.trials import COLUMNS as TRIAL_COLUMNS
+from ..engines.trials import LEFT
 from ..rules.mean_steps import SPAN
 from ..rules.support import STAGES
 from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
@@ -78,6 +80,8 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "last_epoch": Entry((n,), i64, "-1 or more", within(GONE, MOST)),
         "uploads": Entry((n, 3), i64, *count),
     }
+    if config.trial:
+        entries["trials"] = Entry((n + 1, TRIAL_COLUMNS), i64, f"{LEFT} or more", within(LEFT, MOST))
     if config.keeps_all:
         entries["factor_counts"] = Entry((1 + ROWS, COLUMNS), i64, *count)
     if config.averaging:
@@ -173,6 +177,8 @@ def check(
     if latest > numbers["version"]:
         raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
     _check_presence(caller, tensors)
+    if config.trial:
+        _check_trials(caller, tensors["trials"], config.trial, numbers["version"])
     return {name: tensor.detach() for name, tensor in tensors.items()}, numbers
 
 
@@ -269,3 +275,13 @@ def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:
     for name in ("uploads", "last_epoch"):
         if (tensors[name].cpu()[unseen] > 0).any():
             raise ValueError(f"{caller}: {name} must be 0 or less for clients that are not seen, got other values")
+
+
+def _check_trials(caller: str, trials: Tensor, epochs: int, version: int) -> None:
+    """No epoch after the clock's, no more epochs than rounds, and no trial that is longer than the setting."""
+    (epoch, rounds, founded, _), clients = trials[0].tolist(), trials[1:]
+    latest, longest = max(founded, int(clients[:, :3].max())), int(clients[:, 3].max())
+    if not latest <= epoch <= version:
+        raise ValueError(f"{caller}: trials must end at the clock's epoch, {epoch}, at most {version}, got {latest}")
+    if rounds < 0 or longest > epochs or int(clients[:, 2:].min()) < 0:
+        raise ValueError(f"{caller}: trials must last 0 to {epochs} epochs, got {longest}")

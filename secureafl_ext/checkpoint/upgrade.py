@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..engines.averaged import has_basis
+from ..engines.trials import founders
 from ..rules.mean_steps import SPAN
 from ..rules.support import first_basis
 
@@ -34,7 +35,7 @@ def upgraded_file(
 
 
 def upgraded_state(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
-    return _with_mean_updates(_with_presence(state, config, clients), config, clients)
+    return _with_trials(_with_mean_updates(_with_presence(state, config, clients), config, clients), config)
 
 
 def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
@@ -63,3 +64,11 @@ def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -
     if has_basis(config, clients):
         state["basis"] = first_basis(clients, torch.device("cpu"))
     return state
+
+
+def _with_trials(state: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
+    """A state of a server without trials: nobody is on trial."""
+    seen = state.get("seen")
+    if not config.trial or "trials" in state or not isinstance(seen, Tensor) or seen.dim() != 1:
+        return state
+    return {**state, "trials": founders(seen)}

@@ -21,8 +21,9 @@ def variant(about: str, usual: Mapping[str, object] = MappingProxyType({}), **fi
         exact = {"history_dtype": torch.float64} if start.model.dtype == torch.float64 else {}
         own = {"lr": start.lr, "max_staleness": start.max_staleness}
         everything: dict[str, Any] = {**own, **exact, **usual, **start.settings, **fixed}
-        if everything.get("step") == "all":  # there are no averages of steps then
+        if everything.get("step") == "all":  # there are no averages of steps then, and no trials
             everything["averages"] = start.settings.get("averages", "uploads")
+            everything["trial"] = start.settings.get("trial", 0)
         return SecureAFL(start.model, start.clients, **everything)
 
     # A dtype, not its name: the command line does not offer it.
@@ -49,7 +50,7 @@ VARIANTS = {
     ),
     "secureafl-support": variant(
         "weighs clients by the directions that many of them support; steps along the received update",
-        {name: RECOMMENDED[name] for name in ("step", "averages", "filter")},
+        {name: RECOMMENDED[name] for name in ("step", "averages", "filter", "trial")},
         **{name: RECOMMENDED[name] for name in ("rule", "memory", "expiry", "quorum")},
     ),
     "secureafl-i": variant("Variant I: mean instead of median", rule="mean"),

@@ -41,7 +41,8 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
     if config.sketch:
         return Sketched(config, clients, size, device)
     if config.averages == "steps":
-        kind = fused_averages.FusedAverages if fused_averages.fits(config, clients, device) else Averaged
+        plain = fused_averages.unsupported(config, clients, device)
+        kind = Averaged if plain else fused_averages.FusedAverages
         return kind(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
@@ -67,10 +68,10 @@ def too_large(config: Config, clients: int, size: int, device: torch.device) -> 
     last = rows * clients * (config.sketch or size) * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (
-        f"{last / 1e9:.3g} GB for the last update and model of {clients} clients",
+        f"{last / 1e9:.3g} GB for the last update{', mean update' * (rows > 2)} and model of {clients} clients",
         f"{pairs / 1e9:.3g} GB for {config.memory} pairs of each in {name_of(config.pair_dtype)}",
         f"{models / 1e9:.3g} GB for {config.max_staleness + 2} models of {size} parameters",
     )
-    less = "memory=0, history_dtype=torch.float16, or a sketch need less"
+    less = "memory=0, history_dtype=torch.float16, or a sketch need less" if config.memory else "a sketch needs less"
     needed = f"{(pairs + last + models) / 1e9:.3g} GB"
     return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {device}: {', '.join(parts)}; {less}")

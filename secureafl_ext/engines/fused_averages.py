@@ -14,10 +14,16 @@ from .support import bounds
 step = torch.ops.secureafl.mean_step_.default
 
 
-def fits(config: Config, clients: int, device: torch.device) -> bool:
-    """Whether the op supports these settings; Averaged supports the rest."""
-    few = clients <= _C.MOST_ROW_CLIENTS and not config.sketch
-    return few and config.dtype == torch.float32 and device.type in ("cpu", "cuda")
+def unsupported(config: Config, clients: int, device: torch.device) -> str | None:
+    """The setting that the op does not support, for an error message; None if it supports all. Averaged supports it."""
+    most = _C.MOST_ROW_CLIENTS
+    conflicts = {
+        f"sketch={config.sketch}": config.sketch > 0,
+        f"clients={clients} (at most {most})": clients > most,
+        f"history_dtype={config.history_dtype}": config.dtype != torch.float32,
+        f"a model on {device.type}": device.type not in ("cpu", "cuda"),
+    }
+    return next((setting for setting, conflict in conflicts.items() if conflict), None)
 
 
 class FusedAverages(Averaged):

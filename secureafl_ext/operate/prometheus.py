@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 
 PLACES = ("open", "waiting", "to_ask", "paused", "places")  # fields of Queue
-STATES = ("present", "on_probation", "expired", "left_out")  # of SecureAFL.stats()
+STATES = ("present", "on_probation", "expired", "left_out", "on_trial")  # of SecureAFL.stats()
 FACTORS = tuple(digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5))
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 SECONDS = tuple(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5))

@@ -1,10 +1,10 @@
 """rule="support": the mean of the clients' updates, without what only few of them want.
 
 Honest progress is supported by many clients, a push of colluders by few. A single update is mostly noise, so the rule
-looks at mean updates: at the n x n inner products M that Similarity averages. From time to time (a refresh) it looks
-for directions that stand out among them, and along each it replaces the mean of the clients by a robust mean, Tukey's
-biweight about their median. The step is a weighted sum of the clients' last updates; the result of a refresh is one
-number per client, the shift of its weight from 1 / count.
+looks at mean updates: at their n x n inner products M (similarity.py; recommended: mean_steps.py). From time to time
+(a refresh) it looks for directions that stand out among them. Along each it replaces the mean of the clients by a
+robust mean, Tukey's biweight about their median. The step is a weighted sum of the clients' updates; the result of a
+refresh is one number per client, the shift of its weight from 1 / count.
 
 First, a group of similar clients that is too large is left with less weight than a usual group: attackers who all
 send the same. A client with more opponents than kin loses its weight: attackers who push straight back. Then two kinds

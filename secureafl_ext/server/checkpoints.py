@@ -44,6 +44,8 @@ class CheckpointedServer(ServerCore):
             self._models.copy_(tensors["models"])
             self.version, self._stale, self._too_soon = (numbers[name] for name in states.NUMBERS)
             self._turns = tensors["turns"].tolist()
+            if self._trials:
+                self._trials.load(tensors["trials"])
             self._engine.load(tensors, self._models[self.version % len(self._models)])
 
     def save(self, path: str | os.PathLike) -> None:
@@ -61,7 +63,9 @@ class CheckpointedServer(ServerCore):
 
     def _tensors(self, device: torch.device | None) -> dict[str, Tensor]:
         tensors = {"models": self._models.to(device, copy=True), **self._engine.state(device)}
-        return {**tensors, "turns": torch.tensor(self._turns, device=device or self._models.device)}
+        device = device or self._models.device
+        tensors["turns"] = torch.tensor(self._turns, device=device)
+        return {**tensors, "trials": self._trials.tensor(device)} if self._trials else tensors
 
     def _numbers(self) -> dict[str, int]:
         """In the order of states.NUMBERS."""

@@ -14,6 +14,7 @@ from ..engines import Engine, check_engine, is_out_of_memory, make_engine, make_
 from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
 from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
+from ..engines.trials import Trials
 from ..rules.row_rules import left_out
 from ..validation import check_kept, check_start, number_in
 from .streams import StreamOrder
@@ -46,6 +47,7 @@ class ServerCore:
         self._notify_peers = self._sharded.notify_peers if self._sharded else NotifyPeers(None)
         self._stale = self._too_soon = 0
         self._turns = [0] * clients  # the version that each client's last round made; 0: none
+        self._trials = Trials(clients, config.trial, config.quorum_of(clients)) if config.trial else None
         self._lock = threading.RLock()
         self._streams = StreamOrder(device)
         engine = type(self._engine).__name__
@@ -104,7 +106,7 @@ class ServerCore:
 
         And now: clients with a history that count (present), that do not yet (on_probation), and that do not because
         they have been silent too long or have left (expired). Of those that count: clients whose remembered update has
-        almost no weight (left_out); 0 if the rule has no weights.
+        almost no weight (left_out); 0 if the rule has no weights. And newcomers whose steps still grow (on_trial).
         """
         with self._ordered():
             counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
@@ -112,6 +114,7 @@ class ServerCore:
             clients = presence_counts(self._engine.presence.mask(live), live, self._engine.seen)
             without = self.left_out()
             clients["left_out"] = 0 if without is None else int(without.sum())
+            clients["on_trial"] = self._trials.on_trial() if self._trials else 0
             return {**counts, "stale": self._stale, "too_soon": self._too_soon, **clients}
 
     # The calls below are for analysis, metrics and attacks. No round needs them.
@@ -135,10 +138,11 @@ class ServerCore:
 
     @property
     def similarity(self) -> Tensor | None:
-        """(n, n) float64, read-only: mean inner products of the clients' updates, in squares of the median norm. None
-        unless rule="kinship" or "support", with sketches, and for averages="steps" with a process group. With
-        averages="steps" it is of the first call in 2 n versions."""
-        return self._engine.similarity(self.version)
+        """(n, n) float64, read-only: inner products of the clients' mean updates, in squares of the median norm. None
+        with other rules than "kinship" and "support", with sketches, and with averages="steps" and a process group.
+        With averages="steps" it is computed once in 2 n versions, and may be that old."""
+        with self._ordered():
+            return self._engine.similarity(self.version)
 
     @property
     def kinship(self) -> Tensor | None:
@@ -172,15 +176,18 @@ class ServerCore:
         """(n) float64: the weight that each client's remembered update would have in a step now; 0 for clients that do
         not count, and for all with estimate=False.
 
-        Of rule="support" and "kinship" before clipping to the median norm. A median or trimmed mean has no weights, it
-        sorts every coordinate: 1 / count for each client that counts. With corrections (memory and trust above 0) a
-        row-wise rule needs all estimates for this, which costs as much as a round.
+        Of rule="support" and "kinship" before clipping to the median norm, and less for a newcomer (see `trial`). A
+        median or trimmed mean has no weights, it sorts every coordinate: 1 / count for each client that counts. With
+        corrections (memory and trust above 0) a row-wise rule needs all estimates for this, which costs as much as a
+        round.
         """
         with self._ordered():
             present, weights = self.present, self._weights()
             if not self.config.estimate:
                 return torch.zeros_like(present, dtype=torch.float64)
-            return present / present.sum(dtype=torch.float64).clamp(min=1) if weights is None else weights
+            if weights is None:
+                return present / present.sum(dtype=torch.float64).clamp(min=1)
+            return weights * torch.tensor(self._trials.shares(), device=weights.device) if self._trials else weights
 
     def left_out(self) -> Tensor | None:
         """(n) bool: clients that count, but whose weight is below a tenth of the mean weight. None if the rule has no

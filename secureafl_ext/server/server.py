@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..engines import fused
+from ..engines import fused, fused_averages
 from ..engines.ranks import notify_at_start, ranks_of
 from ..validation import MOST, check, check_device, check_room, checked_device, number_in
 from .checkpoints import CheckpointedServer, read_checkpoint
@@ -62,6 +62,7 @@ class SecureAFL(CheckpointedServer):
         iterations: int = 2,
         expiry: int | None = 8,
         probation: int = 3,
+        trial: int = 0,
         quorum: float = 0.0,
         averages: str = "uploads",
         sketch: int = 0,
@@ -120,23 +121,31 @@ class SecureAFL(CheckpointedServer):
             update = update.detach()  # otherwise an autograd graph would grow from round to round
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
-            receipt = self._round(client, update, trained_on, staleness)
+            share = self._trials.share(client) if self._trials else 1.0
+            receipt = self._round(client, update, trained_on, staleness, share)
             if self.config.spacing:
                 self._turns[client] = self.version
+            if self._trials:
+                self._trials.count_round(client)
             return receipt
 
     def _is_on_turn(self, client: int) -> bool:
         """Whether enough rounds of other clients have passed since the client's last one."""
         return not self._turns[client] or self.version - self._turns[client] >= self.config.spacing
 
-    def _round(self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None) -> Receipt:
+    def _round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None, share: float = 1.0
+    ) -> Receipt:
+        """share: of a full step, that the client may make"""
         now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
+        self._engine.lr = self.config.lr * share
         outcome = self._engine.round(client, update, trained_on, self._models, now, new)
         if self.dtype != self._models.dtype:  # the model must stay finite in the narrower dtype of the caller too
             model, stepped = self._rows[now], self._rows[new]
             stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
         self.version += 1
-        return Receipt(outcome.accepted, outcome.factor, staleness, self.version, outcome.reason, weight=outcome.weight)
+        weight = outcome.weight if outcome.weight is None or share == 1 else outcome.weight * share
+        return Receipt(outcome.accepted, outcome.factor, staleness, self.version, outcome.reason, weight=weight)
 
     def forget(self, client: int) -> None:
         """Erase everything that is kept of this client alone, so that another client may take its number.
@@ -149,24 +158,30 @@ class SecureAFL(CheckpointedServer):
                 client = number_in("SecureAFL.forget", "client", client, 0, self.clients - 1)
             self._agree("forget", {"client": client, "version": self.version})
             self._engine.forget(client)
+            if self._trials:
+                self._trials.forget(client)
 
     def leave(self, client: int) -> None:
         """The client has left: its remembered update counts no more. What is kept of it stays.
 
-        When it uploads again, it is recognized, and must pass its probation again (see `probation`).
+        When it uploads again, it is recognized, and must pass its probation again, and a short trial (see `probation`
+        and `trial`).
         """
         with self._ordered():
             with self._notify_peers:
                 client = number_in("SecureAFL.leave", "client", client, 0, self.clients - 1)
             self._agree("leave", {"client": client, "version": self.version})
             self._engine.presence.leave(client)
+            if self._trials:
+                self._trials.leave(client)
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor | None = None) -> Receipt:
         """`submit` for a CUDA graph: client (1) int64 and the model trained on (d) are tensors, whose values and
         shapes are not checked.
 
         To replay a captured round: replay only at the same `phase()`, then increment `version`.
-        staleness is ignored here; other defenses of the simulator use it.
+        staleness is ignored here; other defenses of the simulator use it. So is `trial`: the host does not know who
+        uploads.
         """
         conflict = self._not_capturable()
         if conflict:
@@ -192,8 +207,10 @@ class SecureAFL(CheckpointedServer):
             return f"spacing={self.config.spacing}"  # turns are counted on the host
         if self._engine.capturable:
             return None
-        if self.config.averaging:
-            return self.config.averaging
+        if self.config.averages == "steps":
+            return fused_averages.unsupported(self.config, self.clients, self._models.device)
+        if self.config.sketch:
+            return f"sketch={self.config.sketch}"
         return fused.unsupported(self.config, self.clients, self._models.device)
 
     def phase(self) -> int:

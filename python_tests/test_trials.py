@@ -1,0 +1,267 @@
+"""Trials: the steps of a newcomer grow from nothing to full (secureafl_ext/engines/trials.py)."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from secureafl_ext import RECOMMENDED, SecureAFL
+from secureafl_ext.engines.trials import FOUNDING, RETURN, Trials
+
+N, D = 12, 40
+TRIAL = {"rule": "support", "step": "received", "memory": 0, "filter": False, "probation": 0, "lr": 0.1, "trial": 20}
+
+
+class Definition:
+    """The same in sets and dicts: who had which rounds in which epoch."""
+
+    def __init__(self, trial, quorum):
+        self.trial, self.quorum = trial, quorum
+        self.epoch, self.rounds, self.founded = 0, 0, None
+        self.history = {}  # client -> the epochs of its rounds
+        self.left, self.forgotten, self.trials = set(), set(), {}
+
+    def share(self, client):
+        if client not in self.history:
+            began_late = self.founded is not None and self.epoch >= self.founded + FOUNDING
+            return 0.0 if began_late or client in self.forgotten else 1.0
+        if client in self.left:
+            return 0.0
+        began, lasts = self.trials[client]
+        return 1.0 if self.epoch >= began + lasts else (self.epoch - began) / lasts
+
+    def submitted(self, client):
+        first = client not in self.history
+        if first:
+            self.trials[client] = self.epoch, 0 if self.share(client) else self.trial
+            self.history[client] = []
+        elif client in self.left:
+            began, lasts = self.trials[client]
+            self.trials[client] = self.epoch, self.trial if self.epoch < began + lasts else min(RETURN, self.trial)
+            self.left.remove(client)
+        if self.founded is None and len(self.history) >= self.quorum:
+            self.founded = self.epoch
+        self.history[client].append((self.epoch, first))
+        self.rounds += 1
+        active = [c for c, rounds in self.history.items() if c not in self.left and rounds[-1][0] >= self.epoch - 8]
+        done = [c for c in active if (self.epoch, False) in self.history[c]]
+        if 3 * len(done) >= 2 * len(active) or self.rounds >= 16 * len(active):
+            self.epoch, self.rounds = self.epoch + 1, 0
+
+    def forget(self, client):
+        if client in self.history:
+            del self.history[client]
+            self.left.discard(client)
+            self.forgotten.add(client)
+
+    def leave(self, client):
+        if client in self.history:
+            self.left.add(client)
+            self.history[client] = [(epoch, True) for epoch, _ in self.history[client]]
+
+
+@pytest.mark.parametrize("quorum", [0, 0.5])
+def test_shares_are_those_of_the_definition(quorum):
+    random = np.random.default_rng(0)
+    server = SecureAFL(torch.zeros(3), N, **TRIAL, quorum=quorum)
+    expected = Definition(20, max(1, server.config.quorum_of(N)))
+    seen = set()
+    for i in range(3000):
+        # Some come late, and in the middle most are silent for a while.
+        few = N if i > 900 else 9
+        client = int(random.integers(3 if 1500 < i < 2000 else few))
+        event = random.random()
+        if event < 0.004:
+            server.forget(client), expected.forget(client)
+        elif event < 0.01:
+            server.leave(client), expected.leave(client)
+        assert server._trials.share(client) == expected.share(client), i
+        seen.add(expected.share(client))
+        server.submit(client, torch.ones(3), server.version)
+        expected.submitted(client)
+    assert server._trials.epoch == expected.epoch > 80 and len(seen) > 10
+
+
+def founded(device="cpu", size=D, **settings):
+    """A server whose founding is over."""
+    server = SecureAFL(torch.zeros(size, device=device), N, **TRIAL | settings)
+    random = torch.Generator().manual_seed(0)
+    for i in range(2 * FOUNDING * (N - 1)):
+        server.submit(i % (N - 1), torch.randn(size, generator=random).to(device), server.version)
+    return server
+
+
+def moved(server, client, update):
+    """How far the model moves along this update, and the receipt's weight."""
+    before = server.model.clone()
+    receipt = server.submit(client, update, server.version)
+    return float((before - server.model) @ update), float(receipt.weight)
+
+
+def without_trials(server):
+    twin = SecureAFL.from_config(server.model, N, replace(server.config, trial=0))
+    twin.load_state_dict({name: value for name, value in server.state_dict().items() if name != "trials"})
+    return twin
+
+
+@pytest.mark.parametrize("settings", [{}, {"averages": "steps"}, {"averages": "steps", "sketch": 64}], ids=str)
+def test_steps_of_a_newcomer_grow_to_full(settings, device):
+    server, random = founded(device, **settings), torch.Generator().manual_seed(1)
+    shares = []
+    for _ in range(18):  # an epoch is 8 rounds
+        update = torch.randn(D, generator=random).to(device)
+        step, weight = moved(without_trials(server), N - 1, update)
+        shares.append(server._trials.share(N - 1))
+        assert server.stats()["on_trial"] == (len(shares) > 1 and shares[-1] < 1)
+        assert moved(server, N - 1, update) == pytest.approx((shares[-1] * step, shares[-1] * weight), rel=1e-3)
+        for client in range(N - 1):
+            server.submit(client, torch.randn(D, generator=random).to(device), server.version)
+    assert shares[0] == 0 and shares[-1] == 1 and all(a <= b for a, b in pairwise(shares)) and len({*shares}) > 10
+    assert float(server.weights()[N - 1]) > 0
+
+
+def test_founders_have_full_steps_and_uploads_count_as_before():
+    """Until somebody comes late, leaves or is forgotten, a server with trials does what one without does."""
+    servers = [SecureAFL(torch.zeros(D), N, **TRIAL | {"trial": trial}) for trial in (0, 20)]
+    random = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        client, update = int(torch.randint(N, (), generator=random)), torch.randn(D, generator=random)
+        for server in servers:
+            server.submit(client, update, server.version)
+    assert torch.equal(*(server.model for server in servers)) and servers[0].model.any()
+    assert not servers[1].stats()["on_trial"]
+
+
+def test_the_mean_of_a_newcomer_is_as_full_as_any():
+    """It is judged by whole updates though the model hardly moves along them: so it is found within its trial."""
+    server, update = founded(averages="steps"), torch.ones(D)
+    for _ in range(4):
+        server.submit(N - 1, update, server.version)
+        for client in range(N - 1):
+            server.submit(client, torch.randn(D), server.version)
+    total = server.state_dict()["total"]
+    assert float(total[N - 1]) > 0.5 * 3
+
+
+def test_newcomers_alone_end_no_epoch():
+    """A flood of fresh ids, each with one upload, neither shortens a trial nor lasts it out."""
+    trials = Trials(1000, 20, 1)
+    for _ in range(3 * FOUNDING):
+        for client in range(20):
+            trials.count_round(client)
+    before = trials.epoch
+    trials.count_round(999)
+    for client in range(100, 300):
+        trials.count_round(client)
+    assert trials.epoch == before and trials.share(999) == 0 and trials.share(500) == 0 and trials.share(0) == 1
+
+
+def test_a_flood_hardly_shortens_a_trial():
+    """Ten of 50 clients make 94 % of the uploads. Without a flood a client uploads 1.1 times in an epoch."""
+    trials, honest, random = Trials(50, 20, 1), 0, np.random.default_rng(0)
+    for client in list(range(50)) * 3 * FOUNDING:
+        trials.count_round(client)
+    before, rounds = trials.epoch, 40_000
+    for _ in range(rounds):
+        client = int(random.integers(10)) if random.random() < 0.94 else 10 + int(random.integers(40))
+        trials.count_round(client)
+        honest += client >= 10
+    assert 0.5 < honest / 40 / (trials.epoch - before) < 2
+
+
+def test_who_comes_back_has_a_short_trial_and_who_is_forgotten_a_whole_one():
+    server, update = founded(), torch.randn(D)
+    server.leave(0)
+    server.forget(1)
+    assert moved(server, 0, update)[0] == 0 and moved(server, 1, update)[0] == 0
+    shares = []
+    for _ in range(RETURN // 2):  # an epoch is 8 of the 11 rounds
+        for client in range(2, N - 1):
+            server.submit(client, torch.randn(D), server.version)
+        for client in (0, 1):
+            server.submit(client, update, server.version)
+        shares.append((server._trials.share(0), server._trials.share(1)))
+    assert 0.5 < shares[-1][0] < 1 and shares[-1][0] == pytest.approx(2 * shares[-1][1])
+    server.leave(1)  # on trial: it begins again, and is not shorter
+    server.submit(1, update, server.version)
+    assert server._trials.lasts[1] == 20 and server._trials.share(1) < 0.1
+
+
+def test_a_refused_upload_is_no_round():
+    server = founded()
+    before = server._trials.tensor(None)
+    for update in (torch.full((D + 1,), 1.0), "x"):
+        with pytest.raises((ValueError, TypeError)):
+            server.submit(N - 1, update, server.version)
+    assert server.submit(N - 1, torch.ones(D), 0).kind == "stale"
+    assert torch.equal(server._trials.tensor(None), before)
+
+
+def test_a_checkpoint_keeps_trials(tmp_path):
+    server = founded()
+    server.forget(3)
+    server.submit(3, torch.ones(D), server.version)
+    server.leave(4)
+    path = tmp_path / "s.safetensors"
+    server.save(path)
+    again = SecureAFL.load(path)
+    assert torch.equal(again._trials.tensor(None), server._trials.tensor(None))
+    random = torch.Generator().manual_seed(1)
+    for i in range(200):
+        update = torch.randn(D, generator=random)
+        for each in (server, again):
+            each.submit(i % N, update, each.version)
+    assert torch.equal(again.model, server.model)
+    assert torch.equal(again._trials.tensor(None), server._trials.tensor(None))
+
+
+def test_a_state_without_trials_has_founders_alone():
+    old = founded(trial=0).state_dict()
+    assert "trials" not in old
+    server = SecureAFL(torch.zeros(D), N, **TRIAL)
+    server.load_state_dict(old)
+    assert server._trials.shares() == [1.0] * N and not server.stats()["on_trial"]
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "words"),
+    [
+        ((0, 0), 10**6, "trials must end at the clock's epoch"),
+        ((0, 2), 10**6, "trials must end at the clock's epoch"),
+        ((3, 0), 10**6, "trials must end at the clock's epoch"),
+        ((3, 3), 21, "trials must last 0 to 20 epochs, got 21"),
+        ((3, 3), -1, "trials must last 0 to 20 epochs"),
+        ((0, 1), -1, "trials must last 0 to 20 epochs"),
+        ((3, 2), -1, "trials must last 0 to 20 epochs"),
+        ((3, 0), -3, "trials must be -2 or more"),
+    ],
+)
+def test_a_forged_trial_is_refused(at, value, words):
+    server = founded()
+    state, before = server.state_dict(), server._trials.tensor(None)
+    state["trials"][at] = value
+    with pytest.raises(ValueError, match=words):
+        server.load_state_dict(state)
+    assert torch.equal(server._trials.tensor(None), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"trial": -1}, "trial must be a whole number 0 to 1048576, got -1"),
+        ({"trial": 2**20 + 1}, "trial must be a whole number"),
+        ({"trial": 1.5}, "trial must be a whole number"),
+        ({"step": "all"}, "trial must be 0 unless step='received', got 20"),
+    ],
+)
+def test_refusals(settings, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        SecureAFL(torch.zeros(2), N, **TRIAL | settings)
+
+
+def test_the_recommended_settings_have_trials():
+    assert SecureAFL(torch.zeros(2), N, **RECOMMENDED).config.trial == RECOMMENDED["trial"] > 0
+    assert json.dumps(RECOMMENDED)

@@ -14,7 +14,7 @@ SEEDS = range(4)  # 0, 1: bulk copies, at once or late; 2, 3: cp.async
 
 
 def kernels():
-    return library("round", "-O1")  # the many kernels of the pass take longer to compile than to run
+    return library("round")
 
 
 class Emulated:

@@ -172,13 +172,15 @@ def test_ranks_count_the_same(ranks, monkeypatch, count):
 
 
 def test_saved_and_resumed_it_goes_on_bit_for_bit(tmp_path):
-    whole, half, drawn, middle = make(clients=4), make(clients=4), sizes(EXACT + 900), EXACT + 400
-    everything = Everything(0.8)
-    play(whole, Everything(0.8), drawn), play(half, everything, drawn[:middle])
+    whole, half, drawn, factors = make(clients=4), make(clients=4), sizes(200), recorded(EXACT + 400)
+    for server in (whole, half):
+        server.load_state_dict(with_factors(server.state_dict(), factors))
+    everything = Everything(0.8, factors=factors)
+    play(whole, Everything(0.8, factors=factors), drawn), play(half, everything, drawn[:100])
     half.save(tmp_path / "server")
     resumed = SecureAFL.load(tmp_path / "server")
     identical(resumed, half)
-    play(resumed, everything, drawn[middle:])
+    play(resumed, everything, drawn[100:])
     identical(resumed, whole)
 
 

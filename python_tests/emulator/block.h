@@ -46,8 +46,12 @@ struct Fiber {
   std::vector<std::function<void()>> copies;  // asynchronous copies not yet done
   std::vector<size_t> groups;                 // number of copies up to the end of each group
 };
-using Board =
-    float[2][32][12];  // values that the lanes of a warp exchange; double-buffered, so that one wait is enough
+// Values that the lanes of a warp exchange, and what the first lane behind the wait has made of them. Two, used by
+// turns, so that one wait is enough.
+struct Board {
+  float shown[32][12], combined[12];
+  int of;  // the warp operation whose values are combined, 0: none
+};
 
 struct BulkCopy {
   uint32_t barrier;
@@ -59,8 +63,8 @@ struct Block {
   static constexpr int kMostThreads = 1024;
   std::vector<Fiber> fibers{kMostThreads};
   std::vector<Waits> waits{std::vector<Waits>(kMostThreads)};  // what each fiber waits for
-  std::vector<std::vector<float>> boards;
-  std::vector<float> memory;  // shared
+  std::vector<Board> boards;                                   // two of each warp
+  std::vector<float> memory;                                   // shared
   std::vector<BulkCopy> bulk_copies;
   Index index;
 };
@@ -104,9 +108,9 @@ inline void live() {
 }
 
 // The exchange buffer of this warp, for one operation.
-inline float (*board())[12] {
-  auto& both = reinterpret_cast<Board&>(grid->block->boards[grid->current->thread.x / 32][0]);
-  return both[grid->current->meetings++ % 2];
+inline Board& board() {
+  const int meeting = grid->current->meetings++;
+  return grid->block->boards[grid->current->thread.x / 32 * 2 + meeting % 2];
 }
 
 inline int count(int first, int last, Waits what) {
@@ -157,7 +161,7 @@ constexpr size_t kGuard = 64;  // floats behind the shared memory, which no thre
 inline void start_block(Block& block, int index, int threads, size_t shared_floats) {
   block.index = {static_cast<unsigned>(index)};
   block.memory.assign(shared_floats + kGuard, std::nanf(""));
-  block.boards.assign(threads / 32, std::vector<float>(sizeof(Board) / sizeof(float)));
+  block.boards.assign(threads / 32 * 2, Board{});
   for (int i = 0; i < threads; ++i) prepare(block.fibers[i], i);
   std::fill_n(block.waits.begin(), threads, Waits::kNo);
 }

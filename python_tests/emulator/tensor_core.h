@@ -48,7 +48,7 @@ inline void load_transposed(Pair (&to)[kTiles], const float* row) {
 }
 
 inline void add_product(float (&sum)[4], const Pair (&a)[4], const OperandB& b) {
-  const auto board = emulator::board();
+  auto& board = emulator::board().shown;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int i = 0; i < 8; ++i) board[lane][i] = a[i / 2].of[i % 2];
   for (int i = 0; i < 4; ++i) board[lane][8 + i] = b.at[i / 2].of[i % 2];

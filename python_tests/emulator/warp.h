@@ -21,28 +21,34 @@ namespace emulator {
 template <typename T>
 class Lanes {
  public:
-  explicit Lanes(const T& value) : shown_(board()) {
-    std::memcpy(shown_[threadIdx.x % 32], &value, sizeof(T));
+  explicit Lanes(const T& value) : board_(board()), meeting_(grid->current->meetings) {
+    std::memcpy(board_.shown[threadIdx.x % 32], &value, sizeof(T));
     wait(Waits::kForWarp);
   }
   T operator[](int lane) const {
     T value;
-    std::memcpy(&value, shown_[lane], sizeof(T));
+    std::memcpy(&value, board_.shown[lane], sizeof(T));
     return value;
   }
-  // In the order of a butterfly: every lane gets the same bits.
+  // In the order of a butterfly: every lane gets the same bits. Only the first lane computes them.
   template <typename Op>
   T combined(const Op& op) const {
     T values[32];
-    for (int i = 0; i < 32; ++i) values[i] = (*this)[i];
-    for (int far = 16; far > 0; far /= 2) {
-      for (int i = 0; i < far; ++i) values[i] = op(values[i], values[i + far]);
+    if (board_.of != meeting_) {
+      for (int i = 0; i < 32; ++i) values[i] = (*this)[i];
+      for (int far = 16; far > 0; far /= 2) {
+        for (int i = 0; i < far; ++i) values[i] = op(values[i], values[i + far]);
+      }
+      board_.of = meeting_;
+      std::memcpy(board_.combined, values, sizeof(T));
     }
+    std::memcpy(values, board_.combined, sizeof(T));
     return values[0];
   }
 
  private:
-  float (*shown_)[12];
+  Board& board_;
+  int meeting_;  // counted from 1
 };
 
 }  // namespace emulator

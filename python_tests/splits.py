@@ -24,7 +24,15 @@ ROW_KINDS = {
     "support": {"rule": "support", "memory": 0, "quantile": 0.95, "expiry": 1, "quorum": 0.5},
     "kinship": {"rule": "kinship", "memory": 0, "expiry": 2, "probation": 4, "on_reject": "step", "store": "all"},
     "float64": {"rule": "support", "memory": 0, "expiry": 2, "factors": "pooled", "history_dtype": torch.float64},
-    "steps": {"rule": "support", "step": "received", "averages": "steps", "memory": 0, "quantile": 0.95, "expiry": 1},
+    "steps": {
+        "rule": "support",
+        "step": "received",
+        "averages": "steps",
+        "memory": 0,
+        "quantile": 0.95,
+        "expiry": 1,
+        "trial": 4,
+    },
     "krum in buckets": {"rule": "krum", "memory": 0, "buckets": 2},
     "median with a quorum": {"memory": 0, "quorum": 0.5},
 }

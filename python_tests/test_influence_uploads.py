@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 import torch
-from influence import ATTACKERS, BOUNDS, HONEST, LONGER, D, N, normal, number, rows_of, search, step_of
+from influence import ATTACKERS, BOUNDS, HONEST, LONGER, D, N, Rows, normal, number, rows_of, search, step_of
 from presence_oracle import PAPER
 
 from secureafl_ext import SecureAFL
@@ -23,6 +23,7 @@ FLEETS = {
     "corrected krum": {"rule": "krum", "memory": 2},
     "mean": {"rule": "mean", "memory": 0},
     "support, received": {"rule": "support", "memory": 0, "step": "received"},
+    "support, received, averages of steps": {"rule": "support", "memory": 0, "step": "received", "averages": "steps"},
     "kinship, received": {"rule": "kinship", "memory": 0, "step": "received"},
 }
 
@@ -60,7 +61,8 @@ class Fleet:
         last, last_model = server.last(who)
         moved = float((server.model_at(version).double() - last_model.double()).norm())
         before = server.estimates().double()
-        rows = rows_of(server, ATTACKERS, client, update)
+        averaged = server.config.averaging
+        rows = averaged_rows(server, client, update) if averaged else rows_of(server, ATTACKERS, client, update)
         sent = last_updates(server)
         corrections = (before - sent).norm(dim=1)
         assert (corrections <= server.config.trust * sent.norm(dim=1) * (1 + 1e-4) + 1e-6).all()
@@ -84,6 +86,15 @@ class Fleet:
         without = before[seen].sum(0) / seen.sum()  # as if it had repeated its last one, or zero
         assert (aggregate - without).norm() <= change / seen.sum() + 1e-5
         return float((aggregate - without).norm() / (most / seen.sum() + 1e-5))
+
+
+def averaged_rows(server, client, update):
+    """As rows_of, for a server that keeps no products of updates, and so no centre."""
+    rows, takes_part = last_updates(server), server.seen.clone()
+    rows[client], takes_part[client] = update.double(), True
+    bad = torch.zeros_like(takes_part)
+    bad[ATTACKERS] = True
+    return Rows(rows[takes_part & ~bad], int((takes_part & bad).sum()), server.config, torch.zeros(D))
 
 
 def last_updates(server):

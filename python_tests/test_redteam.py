@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pretended import Pretended, failure
+from pretended import PNG, Pretended, failure
 
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import main, simulate, spelled
@@ -17,7 +17,6 @@ from secureafl_ext.sim.options import get, options_of, prepare
 from secureafl_ext.sim.outcome import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
-PNG = b"\x89PNG\r\n\x1a\n"
 pytest.importorskip("optuna", reason="the extra `redteam` is not installed")
 
 

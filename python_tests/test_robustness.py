@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from pretended import BACKDOORS, Pretended, failure
+from pretended import BACKDOORS, PNG, Pretended, failure
 
 from secureafl_ext.attacks import ATTACKS
 from secureafl_ext.cli import main
@@ -19,7 +19,6 @@ from secureafl_ext.sim.options import prepare
 from secureafl_ext.sim.outcome import Outcome, Point
 from secureafl_ext.sim.settings import Settings
 
-PNG = b"\x89PNG\r\n\x1a\n"
 FASHION = "fashion-mnist"
 FILE = f"robustness-{FASHION}"
 

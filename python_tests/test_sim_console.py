@@ -5,10 +5,9 @@ import re
 
 import pytest
 from outcomes import outcome
+from pretended import PNG
 
 from secureafl_ext.report import console
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def rows(table) -> list[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pretended import BACKDOORS, Pretended
+from pretended import BACKDOORS, PNG, Pretended
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.cli import main
@@ -18,8 +18,6 @@ from secureafl_ext.report import paper, server_tables, tables
 from secureafl_ext.report.paper_numbers import ATTACK_COLUMNS, MAIN, REGRESSION_COLUMNS
 from secureafl_ext.sim import results
 from secureafl_ext.sim.settings import Settings
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The command line, around a loop that only pretends to learn."""
 
+import os
 import sys
 from dataclasses import fields
 
@@ -217,6 +218,21 @@ def test_an_interrupted_list_is_no_crash(monkeypatch, capsys):
     monkeypatch.setitem(lists.LISTS, "models", interrupt)
     assert main.main(["list", "models"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["list"], ["list", "models"], ["--help"]])
+def test_a_reader_that_has_ended_is_no_error(argv, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does when it has enough
+    with open(writer, "w") as out:  # at its end it is flushed, as stdout is when Python ends
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main.main(argv) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_description_keeps_the_case_of_its_words(capsys):
+    assert main.main(["report", "--help"]) == 0
+    assert "One HTML page of a results folder" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", [[], *([name] for name in lists.LISTS)])

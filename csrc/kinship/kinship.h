@@ -22,7 +22,7 @@ constexpr int64_t kMaxRowClients = 1024;
 
 namespace secureafl::SECUREAFL_KIND {
 
-// The constants of secureafl_ext/kinship.py, in the same order.
+// The constants of secureafl_ext/rules/kinship.py, in the same order.
 struct Bounds {
   double span, known, kin, crowd, turned, least, least_sum, least_apart, near;
 };
@@ -44,7 +44,7 @@ struct KinRound : Round {
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()
-  unsigned* meet;       // (): by which the blocks of a refresh meet, on a GPU; choose sets it to zero. Or null
+  unsigned* meet;       // (): barrier counter of the blocks of a refresh, on a GPU; choose sets it to zero. Or null
 
   // Number of sums over d: the update times each last update, then the sums of the judge. With a center also the
   // center times each last update, times the update and times itself.
@@ -56,10 +56,10 @@ struct Choice {
   Verdict verdict;
   int32_t count;
   float own_weight;     // of the update
-  float center_weight;  // these two: with a center alone
-  bool any;             // whether a row takes part
-  double mean_share;    // these two: with averages of steps alone; of the update in the mean of its client
-  double mean_length;   // what the update is divided by there
+  float center_weight;  // of the center; only with a center
+  bool any;             // whether a row takes part; only with a center
+  double mean_share;    // share of the update in the mean of its client; only with averages of steps
+  double mean_length;   // norm that the update is divided by in this mean; only with averages of steps
   int32_t* rows;
   float* weights;
 };

@@ -8,7 +8,7 @@
 #include "common/team.h"
 #include "lbfgs/history.h"
 
-// Compact L-BFGS (spec: Algorithm 2), one client at a time.
+// Compact L-BFGS (docs/algorithm.md, "One round", step 2), one client at a time.
 //
 // Letters of the paper:  S -> dw,  Y -> dg,  mu -> scale,  x = model - last_model,  g = last_update.
 //   B x = mu x - [Y  mu S] M^-1 [Y'x ; mu S'x],    M = [[-D, L'], [L, mu S'S]]

@@ -18,7 +18,7 @@ struct MeanRound : KinRound {
   double* noise;  // (n): sum of the squared weights of the updates in the mean
   double* norms;  // (n): of the last updates
   double least;   // share of an update that does not move the model
-  double noisy;   // a mean with more noise is hardly more than one update: its length is not known yet
+  double noisy;   // bound of the noise; above it the length of the mean is taken as 0
   int64_t every;  // rounds between two refreshes
 };
 

@@ -50,7 +50,7 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
     };
     Verdict v = decide_together(r, before, parts, scratch.judged, memory, lists, wait, start_copies);
     if (threadIdx.x == 0) {
-      *judged = *renewed_next = 0;  // nobody looks at them before the next round
+      *judged = *renewed_next = 0;  // not read before the next round
       v.pending = 1;
       if (last.pending != 0) v.last_rate = last.rate;
       *scratch.verdict = v;

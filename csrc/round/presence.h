@@ -69,7 +69,8 @@ struct Census {
   enum { kLive, kCurrent, kKeeping, kNear, kNumbers = kNear + kLevels };
   int64_t of[kNumbers];
 
-  // Of the clients, or of those past their probation, with the arriving one, which is in all groups.
+  // Size of a group: all its clients, or only those past their probation. The arriving client is in every group; one:
+  // its `counted`.
   SECUREAFL_FN int64_t with(int64_t one, int group, bool past_probation) const {
     return counted_in(of[group] + one, past_probation);
   }

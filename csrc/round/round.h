@@ -8,12 +8,12 @@
 #include "round/verdict.h"
 #include "rules/rank.h"
 
-// A server round in one pass over the history (spec: section 4), in three steps that both devices share:
+// A server round (docs/algorithm.md) in one pass over the history, in three steps that both devices share:
 //   judge   sums over the update -> verdict                                                       (judge.h, quantile.h)
 //   pass    per coordinate: estimates, rule, step; products of all rows with the step; the new row of the client
 //   renew   per client: updates the products by these sums -> factors of the next round             (renew.h)
-// A GPU renews at the start of the next round, in the shadow of its judge. Until then the verdict is pending, and the
-// sums of the pass wait in `changes`; `settle_` renews at once, for whoever reads the factors or the products.
+// A GPU renews in the next round, overlapped with its judge. Until then the verdict is pending, and the sums of the
+// pass are kept in `changes`. Before anything else reads the factors or the products, `settle_` renews at once.
 //
 // The history is stored in tiles of C coordinates, each tile contiguous:
 //   slots (tiles, 2m, n, C)   y_0 .., s_0 ..   float32, or float16 times `scales`
@@ -26,7 +26,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-constexpr double kMaxSquare = 1e300;  // MAX_SQUARE of row_rules.py: who has a longer last update takes no part
+constexpr double kMaxSquare = 1e300;  // MAX_SQUARE of row_rules.py: a longer last update is excluded
 
 struct Verdict {
   int32_t client;  // sender of the update
@@ -41,7 +41,7 @@ struct Verdict {
   double g_square;         // |g|^2 after clipping
   double rate;             // the step size of this round
   float y_scale, s_scale;  // scales of the stored pair; powers of two
-  double last_rate;        // the step size of the round before: from it follows a guess for the search in the pass
+  double last_rate;        // the step size of the round before: part of the starting guess for the search in the pass
 
   // A rejected update that is neither stored nor answered by a step: the pass has nothing to do.
   SECUREAFL_BOTH bool changes_nothing() const { return !steps && !stored; }
@@ -58,7 +58,7 @@ struct Round {
   const float* update;      // (d)
   const float* trained_on;  // (d)
   const float* model;       // (d)
-  const float* previous;    // (d): the model before `model`; only a guess for the search, may hold anything
+  const float* previous;    // (d): the model before `model`: for the starting guess of the search; any values will do
   float* next_model;        // (d)
   const int64_t* client;    // (): on the device, so that one captured graph works for any client
   bool backwards;  // process tiles in reverse order: the last tiles of the previous round are still in the cache
@@ -80,8 +80,8 @@ struct Round {
   double* seen_factors;  // (lists, room): each list is a ring buffer
   int64_t* recorded;     // (lists): number of factors ever stored in each
   int64_t* counts;       // (5): accepted, rejected, non_finite, capped, fallbacks
-  // (4): blocks that have judged, zero between rounds; rounds; blocks that have renewed clients, in even rounds and in
-  // odd ones, zero before them
+  // (4): barrier counters: blocks that have judged; rounds done; blocks that have renewed clients, in even rounds and
+  // in odd ones. All but the rounds are zero when the round that uses them begins.
   unsigned* arrived;
   // (1 + kKeyRows, kKeysPerRow): the factors that a full list has no room for (factor_counts.h). Null: a full list is
   // overwritten.

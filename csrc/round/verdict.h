@@ -6,7 +6,7 @@
 
 #include "common/host_device.h"
 
-// The decision on one update, from a few sums over d (spec: section 2, steps 1 to 3).
+// The decision on one update, from a few sums over d (docs/algorithm.md, "One round", step 1).
 //   g: the update, w: the model it was computed on, last_g and last_w: the previous ones of the client
 //   y = g - last_g,  s = w - last_w
 

@@ -122,8 +122,8 @@ SECUREAFL_FN double sum_all(const Team& team, double value, double* parts) {
 
 // Whether matrix (n, n) = basis^T x basis has all eigenvectors of x with an eigenvalue above `least` in its columns:
 // entries in their rows and columns are small, and the rest has no eigenvalue above `least`. A symmetric matrix has
-// none above its largest diagonal entry plus the norm of the others. Eigenvectors below are of no use, and as their
-// eigenvalues are nearly equal they would take most of the sweeps. parts: scratch
+// none above its largest diagonal entry plus the norm of the others. Eigenvectors of smaller ones are not needed,
+// and would take most of the sweeps, because their eigenvalues are nearly equal. parts: scratch
 template <typename Team>
 SECUREAFL_FN bool is_diagonal(const Team& team, const double* matrix, double least, double* parts, int n) {
   constexpr double kSmall = 1e-18;  // of the squares of all entries
@@ -140,7 +140,7 @@ SECUREAFL_FN bool is_diagonal(const Team& team, const double* matrix, double lea
   all = sum_all(team, all, parts);
   off = sum_all(team, off, parts);
   below = sum_all(team, below, parts);
-  // The largest of all threads would need another reduction: it exceeds the bound of one of them, or of none.
+  // Counts threads whose own largest entry fails the bound: a maximum over all threads would need another reduction.
   const double beyond = sum_all(team, largest + sqrt(below) > least ? 1.0 : 0.0, parts);
   return !(off > kSmall * all) && (beyond == 0 || !(below > kSmall * all));
 }

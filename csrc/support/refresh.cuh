@@ -34,7 +34,7 @@ struct RefreshPlan {
 struct RefreshScratch {
   double* tables;  // (RefreshPlan::tables())
   bool* counts;    // (n): clients that count
-  unsigned* word;  // (): by which the blocks of a team meet
+  unsigned* word;  // (): barrier counter of the blocks of a team
 
   RefreshScratch(double* at, const RefreshPlan& plan)
       : tables(at),
@@ -61,7 +61,7 @@ __device__ inline void refresh_clients(const Team& team, const KinRound& r, Refr
   refresh(team, args, RefreshTables({scratch.tables, &shared_memory<double>(), room}, r.n, Team::kDown));
 }
 
-// Kernel 4 of a round of rule "support". It is short beside the rounds that it serves.
+// Kernel 4 of a round of rule "support". It returns at once in a round without a refresh.
 template <typename Team>
 static __global__ void __launch_bounds__(BlockTeam::kSize)
     support_refresh_kernel(KinRound r, Refresh args, int64_t every, RefreshScratch scratch, int64_t room) {

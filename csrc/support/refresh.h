@@ -104,8 +104,8 @@ SECUREAFL_FN void offsets_of(const Team& team, const Refresh& r, const RefreshTa
   team.sync();
 }
 
-// One stage: cuts the directions whose eigenvalue in (maps rest maps^T) exceeds `least`. maps: (n, n), what makes
-// residuals; or null for I
+// One stage: cuts the directions whose eigenvalue in (maps rest maps^T) exceeds `least`.
+// maps (n, n): mean updates -> residuals; null: identity
 template <typename Team>
 SECUREAFL_FN void cut_directions(const Team& team, const Refresh& r, const RefreshTables& t, const double* maps,
                                  double* basis, double least, int count) {

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,18 @@ Command = Callable[[argparse.Namespace], int | None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0, 1 for a log that is broken or differs, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """The exit code: 0, 1 for a log that is broken or differs, 2 for a mistake of the user, 130 for Ctrl-C, 141 if the
+    reader of the output has ended."""
+    try:
+        code = run_command(argv)
+        sys.stdout.flush()  # now: Python's own flush at the end would print the error
+        return code
+    except BrokenPipeError:  # as in `secureafl list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at the end
+        return 141  # 128 + SIGPIPE, as a shell reports it
+
+
+def run_command(argv: list[str] | None) -> int:
     try:
         arguments = parse_arguments(argv)
     except SystemExit as stop:  # argparse has printed the help or the mistake
@@ -57,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             errors.say("interrupted; nothing is kept, start it again")
         return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
         text = errors.message(error)
         if text is None:
@@ -101,7 +115,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     def add(name: str, function: Command, usage: str) -> argparse.ArgumentParser:
         about = (function.__doc__ or "").strip()
-        made = commands.add_parser(name, help=about, description=about.capitalize() + ".", allow_abbrev=False)
+        description = f"{about[:1].upper()}{about[1:]}."  # capitalize() would lower the rest
+        made = commands.add_parser(name, help=about, description=description, allow_abbrev=False)
         made.usage = f"secureafl {name} {usage}"  # argparse's own would list every setting
         made.set_defaults(command=function, parser=made)
         return made

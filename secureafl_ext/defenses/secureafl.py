@@ -49,7 +49,8 @@ VARIANTS = {
         memory=0,
     ),
     "secureafl-support": variant(
-        "weighs clients by the directions that many of them support; steps along the received update",
+        "weighs clients by the directions that many of them support; steps along the received update. RECOMMENDED: "
+        "rule, memory, expiry and quorum are fixed, and --quantile has no effect without a filter",
         {name: RECOMMENDED[name] for name in ("step", "averages", "filter", "trial")},
         **{name: RECOMMENDED[name] for name in ("rule", "memory", "expiry", "quorum")},
     ),

@@ -142,8 +142,7 @@ class Averaged(Composed):
         return self.support.weights(self.presence.mask(self.seen) & (self.support.norms.square() <= MAX_SQUARE))
 
     def similarity(self, version: int) -> Tensor | None:
-        """Of the first call in as many versions as there are rounds between two refreshes: the products of all means
-        cost as much as a refresh. In a CUDA graph they are always computed."""
+        """Computed at most once in `every` versions, because it costs as much as a refresh; in a CUDA graph always."""
         if self.sketch or not isinstance(self.support, MeanSteps):
             return None
         if self.seen.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -177,7 +176,7 @@ class Sketched(Averaged):
         if isinstance(s, MeanSteps):
             kept, span = (none, none.long(), s.total, s.noise), mean_steps.SPAN
         else:
-            kept = s.squares, s.met, none, none.clone()  # none of them in the memory of another
+            kept = s.squares, s.met, none, none.clone()  # a clone: the op refuses arguments that share memory
         past = self.history.last_updates, self.history.last_models, self.seen, s.means, *kept, s.norms, s.shift
         self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
         c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")

@@ -25,8 +25,8 @@ from torch import Tensor
 from ..config import GONE, Config
 
 STALL = 16  # an epoch also ends after this many rounds per client that counts: otherwise a third could stop it
-# Uploads of a client in an epoch that everybody keeps up with, by the setting `step`. With step="received" every upload
-# pulls its own way, so there are fewer. Clients that upload at random lose steps by it: 1 % with 3, 5 % with 2.
+# Uploads of a client in an epoch that always make full steps, by the setting `step`. With step="received" each upload
+# has a direction of its own, so there are fewer. With random arrivals 1 % of the steps are lost with 3, 5 % with 2.
 FREE = {"all": 3, "received": 2}
 AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + the free ones
 UPLOAD, MOST_RECENT = 1024, 2**40  # one upload among the recent ones; the largest number of these, from a file

@@ -25,8 +25,8 @@ def empty_factors(config: Config, clients: int, device: torch.device) -> tuple[T
     """(factors (lists, room) float64, recorded (lists) int64: the number of factors ever put into each list, counts)
 
     A list is a ring buffer; empty places hold inf. There is one list per client, or one for all. counts
-    (factor_counts.py): a Q that keeps all factors counts those that its full list has no room for. It judges as if it
-    had rounded them up, by less than 2^-12 of their value: who is accepted by all the factors themselves is accepted.
+    (factor_counts.py): a Q that keeps all factors counts those that its full list has no room for. These are
+    rounded up by less than 2^-12 of their value, so the filter accepts every update that the exact factors accept.
     """
     lists = 1 if config.factors == "pooled" else clients
     factors = torch.full((lists, config.room), torch.inf, dtype=torch.float64, device=device)

@@ -33,7 +33,7 @@ CROWD_LEAST = 0.3  # and at least this, in (median norm)^2
 ODD = 2.5  # the same for the directions of the residuals
 ODD_LEAST = 0.3
 GROUP = 0.25  # a client whose group is larger than the usual by more than this share of it loses weight
-GROUP_SPREADS = 2.0  # or, where groups differ more, by this many times the usual minus the lower quartile
+GROUP_SPREADS = 2.0  # or by this many times (median size - lower quartile), if that is more
 GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
 GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
@@ -43,9 +43,9 @@ APART_END = 4.0  # at this many all of it
 FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
-FEW_KIN = 0.5  # floor for the sum of a client's kin weights: a client almost without kin differs from them as it is
+FEW_KIN = 0.5  # floor for the sum of a client's kin weights: with almost no kin the residual is the mean update
 SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
-FADE = 0.25  # a client whose weight falls below twice this share of the mean weight loses more of it, at the share all
+FADE = 0.25  # a client below twice this share of the mean weight loses more of its weight, at this share all of it
 AGAIN = 0.7  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
 MOST = 2.0  # a client has at most this many mean weights: the bound on what it can move
 NORMAL, LEAST_SPREAD = 1.4826, 1e-3  # a normal distribution's spread in median deviations; floor for a spread
@@ -130,8 +130,9 @@ def cut_directions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cut the directions of some eigenvectors (c, k) of (maps rest maps^T), with their eigenvalues (k).
 
-    rest: (c, c) inner products of what is left of the mean updates    shift: (c)    remaining: (c, c), maps
-    coefficients of the clients to those of the part that is orthogonal to all directions that were cut
+    rest: (c, c) inner products of what is left of the mean updates    shift: (c)
+    remaining: (c, c) projection, in coefficients of the clients: removes all directions that were cut
+    maps: (c, c): mean updates -> residuals; None: identity
     """
     along = vectors / values.sqrt()  # (c, k): coefficients of the directions, which have length 1
     along = along if maps is None else maps.T @ along

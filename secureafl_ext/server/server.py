@@ -1,4 +1,4 @@
-"""SecureAFL: one update in, one round done (spec: Algorithm 1). The host does not wait for the device."""
+"""SecureAFL: one update in, one round done (docs/algorithm.md). The host does not wait for the device."""
 
 import logging
 import os
@@ -28,8 +28,8 @@ class SecureAFL(CheckpointedServer):
 
     process_group: splits the coordinates over its ranks. Each rank has its slice of the model and of every update
     (`shard` gives it). All ranks make the same calls in the same order. Construction, submit, forget, leave, estimates,
-    state_dict, load_state_dict, save and load are collective: they wait for all ranks, and an error on one rank is an
-    error on all.
+    state_dict, load_state_dict, save, load and setting lr are collective: they wait for all ranks, and an error on one
+    rank is an error on all.
     """
 
     def __init__(

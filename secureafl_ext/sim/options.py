@@ -54,7 +54,7 @@ HELP = {
     "trust": "SecureAFL's cap on a correction, as a multiple of the norm of the corrected update; inf: no cap",
     "evaluations": "points of the curve",
     "estimation_error": "compare SecureAFL's estimates with true gradients at every evaluation",
-    "seed": "seed of everything: same seed and device, same result",
+    "seed": "seed of everything: same seed, device and number of threads, same result",
     "device": "cpu, cuda or cuda:N; default: cuda if there is a GPU and the extension was built for CUDA",
 }
 

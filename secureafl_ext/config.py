@@ -59,7 +59,7 @@ RECOMMENDED: dict[str, Any] = {
     "expiry": 4,
     "quorum": 0.65,
     # A client that has lost its weight could come back under a fresh number.
-    "trial": 50,
+    "trial": 35,
 }
 GONE = -1  # epoch of the last upload of a client that left
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
@@ -195,9 +195,10 @@ class Config:
     """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
     first on, as in the paper."""
     trial: int = 0
-    """Epochs over which the steps of a newcomer grow from nothing to full: a client that comes late, or that has the
-    number of a forgotten one. Otherwise a client that has lost its weight would come back as another one. A client that
-    left and comes back has a shorter trial. Only rounds by `submit` count. Needs step="received". 0: no trial."""
+    """Epochs, counted if the client uploads in them, over which the steps of a newcomer grow from nothing to full: a
+    client that comes late, or that has the number of a forgotten one. Otherwise a client that has lost its weight would
+    come back as another one. A client that left and comes back has a shorter trial. Only rounds by `submit` count.
+    Needs step="received". 0: no trial."""
     quorum: float = 0.0
     """The model does not move while fewer than this share of the clients has a stored upload. Otherwise the very first
     clients decide the first steps alone: there is no median norm yet to clip their updates to. Needs memory=0."""

@@ -278,12 +278,13 @@ def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_trials(caller: str, trials: Tensor, epochs: int, version: int) -> None:
-    """No epoch after the clock's, no more epochs than rounds, and no trial that is longer than the setting."""
+    """No epoch after the clock's, no more epochs than have passed, and no trial that is longer than the setting."""
     (epoch, rounds, founded, usual), clients = trials[0].tolist(), trials[1:]
-    latest, longest = max(founded, int(clients[:, :3].max())), int(clients[:, 3].max())
+    latest = max(founded, int(clients[:, :2].max()), int(clients[:, 2].max()) - 1)  # that one has not ended
+    longest = int(clients[:, 3].max())
     if not latest <= epoch <= version:
         raise ValueError(f"{caller}: trials must end at the clock's epoch, {epoch}, at most {version}, got {latest}")
     if rounds < 0 or longest > epochs or int(clients[:, 2:].min()) < 0:
         raise ValueError(f"{caller}: trials must last 0 to {epochs} epochs, got {longest}")
-    if not 1 <= usual <= WHOLE:
-        raise ValueError(f"{caller}: the usual progress of trials must lie in 1 to {WHOLE}, got {usual}")
+    if not 0 <= usual <= WHOLE:
+        raise ValueError(f"{caller}: the usual progress of trials must lie in 0 to {WHOLE}, got {usual}")

@@ -35,7 +35,7 @@ def upgraded_file(
 
 
 def upgraded_state(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
-    return _with_trials(_with_mean_updates(_with_presence(state, config, clients), config, clients), config)
+    return _with_trials(_with_mean_updates(_with_presence(state, config, clients), config, clients), config, clients)
 
 
 def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
@@ -66,9 +66,12 @@ def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -
     return state
 
 
-def _with_trials(state: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
+def _with_trials(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
     """A state of a server without trials: nobody is on trial."""
-    seen = state.get("seen")
-    if not config.trial or "trials" in state or not isinstance(seen, Tensor) or seen.dim() != 1:
+    if not config.trial or "trials" in state:
         return state
-    return {**state, "trials": founders(seen)}
+    seen, none = state.get("seen"), torch.zeros(clients, dtype=torch.bool)
+    if not isinstance(seen, Tensor) or seen.layout != torch.strided or seen.is_meta:
+        seen = none
+    fits = seen.dtype == none.dtype and seen.shape == none.shape
+    return {**state, "trials": founders(seen if fits else none)}  # state.py says what is wrong with the tensor given

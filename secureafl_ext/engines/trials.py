@@ -3,14 +3,16 @@
 A client that has lost its weight could come back under a fresh number, of which nothing is known, and have full steps
 until it is found again. In a trial its updates are judged like all others, but they hardly move the model.
 
-A newcomer's progress is that of its trial, and its steps are as long as its progress compared with the usual one: that
-of the median active client, which usually has no trial. If most clients are newcomers (all nodes came back under new
-ids after a failure), the model would otherwise stand almost still, and there would be nobody to protect.
+A trial lasts a number of epochs in which the client uploads: to be silent, or to upload often in one epoch, does not
+shorten it. A newcomer's progress is the share of its trial that has passed, and its steps are as long as its progress
+compared with the usual one: that of the median active client, which usually has no trial. If most clients are newcomers
+(all nodes came back under new ids after a failure), the model would otherwise stand almost still, and there would be
+nobody to protect.
 
-The trial is counted in epochs, on the host: it knows who uploads, but no verdicts. A client is active if it had a round
-in the last RECENT epochs and has not left. An epoch ends when two thirds of the active clients have had a round in it
-that was not their first: newcomers alone cannot end one. Or after STALL rounds for each: if many clients have fallen
-silent, trials must end too.
+Epochs are counted on the host: it knows who uploads, but no verdicts. A client is active if it had a round in the last
+RECENT epochs and has not left. An epoch ends when two thirds of the active clients have had a round in it that was not
+their first: newcomers alone cannot end one. Or after STALL rounds for each: if many clients have fallen silent, trials
+must end too.
 """
 
 import torch
@@ -25,7 +27,7 @@ COLUMNS = 4
 
 
 class Trials:
-    """epochs: of a newcomer's trial    quorum: clients that must have come before the founding ends"""
+    """epochs: of a newcomer's trial    quorum: number of clients that must have come before the founding ends"""
 
     def __init__(self, clients: int, epochs: int, quorum: int):
         self.epochs, self.quorum = epochs, max(quorum, 1)
@@ -34,7 +36,9 @@ class Trials:
         self.usual = WHOLE  # progress of the median active client, at the end of the last epoch
         self.last = [NEW] * clients  # epoch of each client's last round
         self.again = [NEW] * clients  # the same of rounds that were not its first
-        self.began, self.lasts = [0] * clients, [0] * clients  # epoch in which each client's trial began; its epochs
+        self.served = [0] * clients  # epochs with such a round, since the client came or came back
+        self.needs = [0] * clients  # so many of them are its trial
+        self._active: set[int] = set()
         self._count()
 
     def share(self, client: int) -> float:
@@ -43,23 +47,20 @@ class Trials:
         return progress / self.usual if progress < self.usual else 1.0
 
     def count_round(self, client: int) -> None:
-        self.began[client], self.lasts[client] = self._trial(client)
-        last = self.last[client]
+        self.served[client], self.needs[client] = self._trial(client)
+        first, self.last[client] = self.last[client] == NEW, self.epoch
         self.rounds += 1
-        self._active += last < self._oldest()
-        self.last[client] = self.epoch
-        if last == NEW:
+        self._active.add(client)
+        if first:
             self._met += 1
             if self.founded == NEW and self._met >= self.quorum:
                 self.founded = self.epoch
         elif self.again[client] < self.epoch:
             self.again[client] = self.epoch
+            self.served[client] += 1
             self._done += 1
-        if 3 * self._done >= 2 * self._active or self.rounds >= STALL * self._active:
-            self.epoch, self.rounds = self.epoch + 1, 0
-            self._count()
-            progress = sorted(map(self._progress, self._active_clients()))
-            self.usual = progress[len(progress) // 2]
+        if 3 * self._done >= 2 * len(self._active) or self.rounds >= STALL * len(self._active):
+            self._end_epoch()
 
     def leave(self, client: int) -> None:
         """When it comes back it has a short trial."""
@@ -72,8 +73,7 @@ class Trials:
         if self.last[client] != NEW:
             self._stop_counting(client)
             self._met -= 1
-            self.last[client] = NEW
-            self.began[client], self.lasts[client] = 0, self.epochs
+            self.last[client], self.served[client], self.needs[client] = NEW, 0, self.epochs
 
     def shares(self) -> list[float]:
         """(n): as `share`, of all clients."""
@@ -85,45 +85,52 @@ class Trials:
 
     def tensor(self, device: torch.device | None) -> Tensor:
         """(n + 1, COLUMNS) int64: the clock, then each client."""
-        rows = zip(self.last, self.again, self.began, self.lasts, strict=True)
+        rows = zip(self.last, self.again, self.served, self.needs, strict=True)
         return torch.tensor([(self.epoch, self.rounds, self.founded, self.usual), *rows], device=device)
 
     def load(self, state: Tensor) -> None:
         (self.epoch, self.rounds, self.founded, self.usual), *rows = state.tolist()
-        self.last, self.again, self.began, self.lasts = (list(column) for column in zip(*rows, strict=True))
+        self.last, self.again, self.served, self.needs = (list(column) for column in zip(*rows, strict=True))
         self._count()
 
     def _trial(self, client: int) -> tuple[int, int]:
-        """(began, lasts) of this client, if it has a round now."""
-        if self.last[client] == NEW:
+        """(served, needs) of this client, if it has a round now."""
+        last, served, needs = self.last[client], self.served[client], self.needs[client]
+        if last == NEW:
             founding = self.founded == NEW or self.epoch < self.founded + FOUNDING
-            return self.epoch, self.epochs if self.lasts[client] or not founding else 0
-        if self.last[client] == LEFT:
-            on_trial = self.epoch - self.began[client] < self.lasts[client]
-            return self.epoch, self.epochs if on_trial else min(RETURN, self.epochs)
-        return self.began[client], self.lasts[client]
+            return 0, self.epochs if needs or not founding else 0
+        if last == LEFT:
+            known = served >= max(needs, RETURN)
+            return 0, min(RETURN, self.epochs) if known else needs or self.epochs
+        if not needs and self.epoch - last > RECENT:  # a founder that fell silent: its number may have been a reserve
+            return served, self.epochs
+        return served, needs
 
     def _progress(self, client: int) -> int:
-        began, lasts = self._trial(client)
-        passed = self.epoch - began
-        return WHOLE if passed >= lasts else WHOLE * passed // lasts
+        served, needs = self._trial(client)
+        return WHOLE if served >= needs else WHOLE * served // needs
+
+    def _end_epoch(self) -> None:
+        self.epoch, self.rounds, self._done = self.epoch + 1, 0, 0
+        oldest = self._oldest()
+        self._active = {client for client in self._active if self.last[client] >= oldest}
+        progress = sorted(map(self._progress, self._active))
+        self.usual = progress[len(progress) // 2]
 
     def _oldest(self) -> int:
         """Epoch from which on the last round of an active client is."""
         return max(self.epoch - RECENT, 0)
 
-    def _active_clients(self) -> list[int]:
-        oldest = self._oldest()
-        return [client for client, last in enumerate(self.last) if last >= oldest]
-
     def _stop_counting(self, client: int) -> None:
-        self._active -= self.last[client] >= self._oldest()
+        self._active.discard(client)
         self._done -= self.again[client] == self.epoch
         self.again[client] = NEW
 
     def _count(self) -> None:
+        """What follows from the rest, kept so that no round looks at all clients."""
+        oldest = self._oldest()
         self._met = sum(last != NEW for last in self.last)
-        self._active = len(self._active_clients())
+        self._active = {client for client, last in enumerate(self.last) if last >= oldest}
         self._done = sum(again == self.epoch for again in self.again)
 
 

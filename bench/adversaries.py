@@ -19,6 +19,7 @@ from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.tasks import datasets, partition
 
 CLIENTS, MALICIOUS, BATCH, LR, STALENESS, HIDDEN = 50, 10, 32, 0.05, 10, 32
+PAIRS = 5  # of attackers
 VICTIM = 6  # the class whose clients are framed: shirts
 SERVERS = {
     "AsyncSGD": {"rule": "mean", "memory": 0, "estimate": False, "filter": False, "expiry": None, "probation": 0},
@@ -47,8 +48,12 @@ class Fleet:
         self.lengths = torch.ones(CLIENTS)  # of the clients' last honest updates
         self.arrivals = torch.zeros(CLIENTS, dtype=torch.int64)
         self.since = torch.zeros(CLIENTS, dtype=torch.int64)  # uploads of each attacker since it came
-        # Every weight grows: the server subtracts.
+        self.quiet = torch.zeros(CLIENTS, dtype=torch.int64)  # arrivals at which it will send nothing
+        # The server subtracts. push: every weight grows; dying: those into the hidden units fall, until no unit is left
         self.push = torch.full_like(self.server.model, -(len(self.server.model) ** -0.5))
+        into_hidden = torch.arange(len(self.push)) < HIDDEN * (pixels + 1)
+        self.dying = F.normalize(into_hidden.float(), dim=0)
+        self.parts = torch.randint(PAIRS, self.push.shape, generator=torch.Generator().manual_seed(seed))  # a pair's own
 
     def logits(self, model: Tensor, x: Tensor) -> Tensor:
         parts = model.split([torch.Size(shape).numel() for shape in self.shapes])
@@ -155,9 +160,34 @@ def reconnect(fleet: Fleet, client: int) -> Iterator[Tensor]:
     yield fleet.length() * fleet.push
 
 
+def sleeper(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Honest for twenty uploads, then hidden units die."""
+    yield fleet.length() * fleet.dying if fleet.arrivals[client] > 20 else fleet.honest(client)
+
+
+def scatter(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Five pairs: each kills hidden units by coordinates of its own, in new noise at each upload."""
+    pair = sorted(fleet.malicious).index(client) % PAIRS
+    part = F.normalize(torch.where(fleet.parts == pair, fleet.dying, 0), dim=0)
+    yield fleet.length() * (0.6 * part + 0.8 * fleet.noise())
+
+
+def absent(fleet: Fleet, client: int) -> Iterator[Tensor]:
+    """Four pushes in a row. When it has lost its weight it is silent until its uploads count no more."""
+    if fleet.quiet[client]:
+        fleet.quiet[client] -= 1
+    elif _lost(fleet, client):
+        fleet.quiet[client] = 12
+    else:
+        yield from [fleet.length() * fleet.dying] * 4
+
+
 ADVERSARIES: dict[str, Adversary] = {
     each.__name__: each
-    for each in (nobody, push, decoy, pace_cancel, repent, behind, shifts, oppose, imitate, fresh, reconnect)
+    for each in (
+        *(nobody, push, decoy, pace_cancel, repent, behind, shifts, oppose, imitate, fresh, reconnect),
+        *(sleeper, scatter, absent),
+    )
 }
 
 

@@ -54,9 +54,9 @@ RECOMMENDED: dict[str, Any] = {
     "memory": 0,
     # The filter rejects honest updates too, and in our runs it held nothing that the rule does not hold.
     "filter": False,
-    # One upload, then silence: nothing is known of such a client, so its upload must end soon, and the very first
-    # uploads must not be theirs alone.
-    "expiry": 4,
+    # A client that has lost its weight could wait until its uploads have expired: the next refresh forgets its weight.
+    "expiry": 8,
+    # The very first uploads must not be those of a few clients alone.
     "quorum": 0.65,
     # A client that has lost its weight could come back under a fresh number.
     "trial": 35,

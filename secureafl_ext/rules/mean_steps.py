@@ -15,9 +15,9 @@ from .sketched_support import shifts as shifts_of_rows
 from .sketched_support import shortened
 from .sums import inner
 
-SPAN = 15  # averaging window, in full steps: a client that turns harmful is found within so many
-LEAST = 0.03  # share of an upload that does not move the model: who lost all weight wins it back, but slowly
-NO_DIRECTION = 1e-24  # square of a mean that is all noise: not 0, for that is what an unknown one has
+SPAN = 8  # averaging window, in full steps: a client that turns harmful is found within so many
+LEAST = 0.03  # share of an upload that does not move the model: so a client without weight can recover, slowly
+NO_DIRECTION = 1e-24  # square of a mean that is all noise: above 0, to differ from that of a client without a mean
 ALONE = 0.75  # a mean with more noise than this is hardly more than one upload: its length is not known yet
 
 

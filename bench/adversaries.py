@@ -53,7 +53,8 @@ class Fleet:
         self.push = torch.full_like(self.server.model, -(len(self.server.model) ** -0.5))
         into_hidden = torch.arange(len(self.push)) < HIDDEN * (pixels + 1)
         self.dying = F.normalize(into_hidden.float(), dim=0)
-        self.parts = torch.randint(PAIRS, self.push.shape, generator=torch.Generator().manual_seed(seed))  # a pair's own
+        own = torch.Generator().manual_seed(seed)
+        self.parts = torch.randint(PAIRS, self.push.shape, generator=own)  # of coordinates
 
     def logits(self, model: Tensor, x: Tensor) -> Tensor:
         parts = model.split([torch.Size(shape).numel() for shape in self.shapes])

@@ -7,12 +7,13 @@ from secureafl_ext import SecureAFL
 
 
 class Fleet:
-    """Client c is of group c % 6; the first `malicious` clients push. decoys: after each push the same client sends so
-    many random vectors, and only then another malicious one uploads."""
+    """Client c is of group c % 6; the first `malicious` clients push, after `honest` rounds of the fleet. decoys: after
+    each push the same client sends so many random vectors, and only then another malicious one uploads."""
 
-    def __init__(self, clients, size, malicious=0, seed=0, decoys=0):
+    def __init__(self, clients, size, malicious=0, seed=0, decoys=0, honest=0):
         self.random = torch.Generator().manual_seed(seed)
         self.clients, self.size, self.malicious, self.decoys = clients, size, malicious, decoys
+        self.honest = honest  # rounds that are left of these
         self.groups, self.push = self.noise(6), self.noise(1)[0]
         self.turn, self.pusher = 0, 0  # malicious uploads so far, and whose turn it is
 
@@ -20,7 +21,8 @@ class Fleet:
         return torch.randn(rows, self.size, generator=self.random) / self.size**0.5
 
     def upload(self, client):
-        if client < self.malicious:
+        self.honest -= 1
+        if client < self.malicious and self.honest < 0:
             return 0.3 * self.noise(1)[0] - 1.0 * self.push
         return 0.7 * self.groups[client % 6] + self.noise(1)[0]
 

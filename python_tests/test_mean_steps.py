@@ -112,6 +112,13 @@ def test_plain_attackers_lose_their_weight_and_honest_clients_keep_theirs(device
     assert weights.min() > 0.4 and weights.sum() > 0.9 * N
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_attackers_who_were_honest_for_long_lose_their_weight_soon(kind, device):
+    """Six uploads each, give or take: a long window would take as many to forget the honest ones."""
+    server = trained(make(device, **KINDS[kind]), 46 * N, malicious=6, honest=40 * N)
+    assert (server.weights()[:6] * N).max() < 0.5
+
+
 def test_until_weights_are_computed_it_does_what_averages_of_uploads_do(device):
     steps, uploads = make(device, size=500), make(device, size=500, averages="uploads")
     for _, (a, b) in Fleet(N, 500).rounds(2 * N - 1, steps, uploads):

@@ -138,6 +138,32 @@ def agree(ours, theirs, bound=1e-5):
     assert ours.stats() == theirs.stats()
 
 
+def resumed_crosswise(plain, ours, composed, folder, device):
+    """Each is saved, and resumed by the engine of the other. composed: makes servers whose rounds are plain ops"""
+    n, d = ours.clients, ours.model.numel()
+    arrivals = Arrivals(n, d)
+    drive((plain, ours), arrivals, 100)
+    plain.save(folder / "plain")
+    ours.save(folder / "ours")
+    there = SecureAFL.load(folder / "plain", device=device)
+    back = composed(lambda: SecureAFL.load(folder / "ours"))
+    assert type(there._engine) is type(ours._engine) and type(back._engine) is type(plain._engine)
+    drive((plain, ours, there, back), arrivals, 100)
+    for server in (ours, there, back):
+        agree(server, plain)
+
+
+def take_turns(n, d, *servers):
+    """Everybody uploads six times; a quarter of the clients sends nearly the same."""
+    random = torch.Generator().manual_seed(0)
+    base = torch.randn(n // 5, d, generator=random)
+    for t in range(6 * n):
+        client = t % n
+        update = (base[0] if client < n // 4 else base[client % len(base)]) + 0.2 * torch.randn(d, generator=random)
+        for server in servers:
+            server.submit(client, update.to(server.model), server.version)
+
+
 def left_out(server):
     return server.seen & ~server._engine.kinship.kept(server.seen)
 

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from kin_rounds import SETTINGS, VARIED, Arrivals, agree, composed, drive, left_out, make, oracle, with_dtypes
+from kin_rounds import (
+    SETTINGS,
+    VARIED,
+    Arrivals,
+    agree,
+    composed,
+    drive,
+    left_out,
+    make,
+    oracle,
+    resumed_crosswise,
+    with_dtypes,
+)
 from states import identical
 
 from secureafl_ext import SecureAFL
@@ -125,17 +137,7 @@ def test_forgotten_clients_start_anew(device, store):
 
 
 def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
-    plain, ours = oracle(16, 60, F32), make(device, 16, 60)
-    arrivals = Arrivals(16, 60)
-    drive((plain, ours), arrivals, 100)
-    plain.save(tmp_path / "plain")
-    ours.save(tmp_path / "ours")
-    there = SecureAFL.load(tmp_path / "plain", device=device)
-    back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
-    assert isinstance(there._engine, FusedKinship) and not isinstance(back._engine, FusedKinship)
-    drive((plain, ours, there, back), arrivals, 100)
-    for server in (ours, there, back):
-        agree(server, plain)
+    resumed_crosswise(oracle(16, 60, F32), make(device, 16, 60), composed, tmp_path, device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

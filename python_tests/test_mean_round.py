@@ -3,7 +3,17 @@
 import pytest
 import torch
 from emulated import emulate
-from kin_rounds import Arrivals, EmulatedMeans, agree, arguments_of_a_round, drive, refuses, with_dtypes
+from kin_rounds import (
+    Arrivals,
+    EmulatedMeans,
+    agree,
+    arguments_of_a_round,
+    drive,
+    refuses,
+    resumed_crosswise,
+    take_turns,
+    with_dtypes,
+)
 from states import enqueued_like_submitted, identical, never_waits, same_on_any_threads
 from support_oracle import shifts
 
@@ -79,13 +89,7 @@ def test_everybody_talks(device):
     """All take turns. The last refresh is that of the oracle in NumPy, from the means as they are."""
     n, d = 70, 2500
     plain, ours = oracle(n, d, filter=False), make(device, n, d, filter=False)
-    random = torch.Generator().manual_seed(0)
-    base = torch.randn(n // 5, d, generator=random)
-    for t in range(6 * n):
-        client = t % n
-        update = (base[0] if client < n // 4 else base[client % len(base)]) + 0.2 * torch.randn(d, generator=random)
-        for server in (plain, ours):
-            server.submit(client, update.to(server.model), server.version)
+    take_turns(n, d, plain, ours)
     agree(ours, plain)
     assert ours.present.all() and int(ours.state_dict()["rounds"]) % (2 * n) == 0
     expected = torch.from_numpy(shifts(ours.similarity.cpu().numpy()))
@@ -105,17 +109,7 @@ def test_forgotten_and_left_clients(device):
 
 
 def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
-    plain, ours = oracle(16, 60, F32), make(device, 16, 60)
-    arrivals = Arrivals(16, 60)
-    drive((plain, ours), arrivals, 100)
-    plain.save(tmp_path / "plain")
-    ours.save(tmp_path / "ours")
-    there = SecureAFL.load(tmp_path / "plain", device=device)
-    back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
-    assert isinstance(there._engine, FusedAverages)
-    drive((plain, ours, there, back), arrivals, 100)
-    for server in (ours, there, back):
-        agree(server, plain)
+    resumed_crosswise(oracle(16, 60, F32), make(device, 16, 60), composed, tmp_path, device)
 
 
 def test_enqueued_rounds_are_submitted_ones(device):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kin_rounds import VARIED, Arrivals, agree, drive, with_dtypes
+from kin_rounds import VARIED, Arrivals, agree, drive, resumed_crosswise, take_turns, with_dtypes
 from states import enqueued_like_submitted, identical
 from support_oracle import shifts
 
@@ -71,13 +71,7 @@ def test_everybody_talks(device):
     """All take turns, and all their averages count. The last refresh is that of the oracle in NumPy."""
     n, d = 70, 24
     plain, ours = oracle(n, d, filter=False), make(device, n, d, filter=False)
-    random = torch.Generator().manual_seed(0)
-    base = torch.randn(n // 5, d, generator=random)
-    for t in range(6 * n):
-        client = t % n
-        update = (base[0] if client < n // 4 else base[client % len(base)]) + 0.2 * torch.randn(d, generator=random)
-        for server in (plain, ours):
-            server.submit(client, update.to(server.model), server.version)
+    take_turns(n, d, plain, ours)
     agree(ours, plain)
     products, mask = present_products(ours)
     assert mask.all() and int(ours.state_dict()["rounds"]) % (2 * n) == 0
@@ -206,17 +200,7 @@ def test_resumed_between_two_refreshes_is_bit_identical(settings, more, device, 
 
 
 def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
-    plain, ours = oracle(16, 60, F32), make(device, 16, 60)
-    arrivals = Arrivals(16, 60)
-    drive((plain, ours), arrivals, 100)
-    plain.save(tmp_path / "plain")
-    ours.save(tmp_path / "ours")
-    there = SecureAFL.load(tmp_path / "plain", device=device)
-    back = composed(lambda: SecureAFL.load(tmp_path / "ours"))
-    assert isinstance(there._engine, FusedSupport)
-    drive((plain, ours, there, back), arrivals, 100)
-    for server in (ours, there, back):
-        agree(server, plain)
+    resumed_crosswise(oracle(16, 60, F32), make(device, 16, 60), composed, tmp_path, device)
 
 
 @pytest.mark.parametrize("made", [make, lambda device, *sizes, **more: oracle(*sizes, device=device, **more)])

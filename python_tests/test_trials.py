@@ -1,6 +1,7 @@
 """Trials: the steps of a newcomer grow from nothing to full (secureafl_ext/engines/trials.py)."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median_high
@@ -299,19 +300,19 @@ def test_a_state_without_trials_has_founders_alone():
 
 
 @pytest.mark.parametrize(
-    "seen",
+    ("seen", "got"),
     [
-        pytest.param(torch.ones(N, dtype=torch.int64), id="int64"),
-        pytest.param(torch.ones(N, device="meta", dtype=torch.bool), id="meta"),
-        pytest.param(torch.ones(N, 1), id="two dimensions"),
-        pytest.param([True] * N, id="list"),
-        pytest.param(torch.ones(N, dtype=torch.bool).to_sparse(), id="sparse"),
+        pytest.param(torch.ones(N, dtype=torch.int64), f"({N},) int64", id="int64"),
+        pytest.param(torch.ones(N, device="meta", dtype=torch.bool), "without values, on meta", id="meta"),
+        pytest.param(torch.ones(N, 1), f"({N}, 1) float32", id="two dimensions"),
+        pytest.param([True] * N, "list", id="list"),
+        pytest.param(torch.ones(N, dtype=torch.bool).to_sparse(), "bool sparse_coo", id="sparse"),
     ],
 )
-def test_an_old_state_with_a_wrong_tensor_is_refused_by_its_name(seen):
+def test_an_old_state_with_a_wrong_tensor_is_refused_by_its_name(seen, got):
     old = founded(trial=0).state_dict()
     server = SecureAFL(torch.zeros(D), N, **TRIAL)
-    with pytest.raises((ValueError, TypeError), match="seen must"):
+    with pytest.raises((ValueError, TypeError), match=f"seen must be .*got .*{re.escape(got)}"):
         server.load_state_dict({**old, "seen": seen})
     assert not server.seen.any()
 

@@ -152,7 +152,7 @@ def test_adversaries_have_a_row_each_and_an_error_per_server():
     head, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
     assert head == ["AsyncSGD", "averages of uploads", "recommended"]
     names = ["nobody", "push", "decoy", "pace-cancel", "repent", "behind", "shifts", "oppose", "imitate"]
-    assert [row[0] for row in rows] == [*names, "fresh", "reconnect"]
+    assert [row[0] for row in rows] == [*names, "fresh", "reconnect", "sleeper", "scatter", "absent"]
     cells = [cell.split(" / ") for row in rows for cell in row[1:]]
-    assert len(cells) == 33 and all(0 <= float(error) <= 1 for cell in cells for error in cell)
+    assert len(cells) == 42 and all(0 <= float(error) <= 1 for cell in cells for error in cell)
     assert len({str(row[1]) for row in rows}) > 3  # the adversaries differ

@@ -150,6 +150,15 @@ def test_every_state_that_a_server_gives_is_one_that_it_takes(engine, size, devi
         assert unchanged(other, bits(server.state_dict()))
 
 
+def test_a_model_that_is_kept_in_float64_must_be_finite_in_float32_too(device):
+    server = SecureAFL(torch.zeros(3, device=device), 2, history_dtype=torch.float64)
+    state = server.state_dict()
+    state["models"][1, 2] = 1e77
+    with pytest.raises(ValueError, match="models must be finite in float32, got other values"):
+        server.load_state_dict(state)
+    assert not server.model.any()
+
+
 def test_float64_updates_may_be_longer_than_their_products_can_say():
     server, other = (
         SecureAFL(

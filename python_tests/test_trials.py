@@ -303,7 +303,7 @@ def test_a_state_without_trials_has_founders_alone():
     ("seen", "got"),
     [
         pytest.param(torch.ones(N, dtype=torch.int64), f"({N},) int64", id="int64"),
-        pytest.param(torch.ones(N, device="meta", dtype=torch.bool), "without values, on meta", id="meta"),
+        pytest.param(torch.ones(N, device="meta", dtype=torch.bool), f"({N},) bool on meta", id="meta"),
         pytest.param(torch.ones(N, 1), f"({N}, 1) float32", id="two dimensions"),
         pytest.param([True] * N, "list", id="list"),
         pytest.param(torch.ones(N, dtype=torch.bool).to_sparse(), "bool sparse_coo", id="sparse"),

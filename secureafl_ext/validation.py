@@ -182,5 +182,4 @@ def describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     layout = "" if value.layout == torch.strided else f" {str(value.layout).removeprefix('torch.')}"
-    place = " without values, on meta" if value.is_meta else ""
-    return f"{tuple(value.shape)} {name_of(value.dtype)}{layout}{place}"
+    return f"{tuple(value.shape)} {name_of(value.dtype)}{layout}"

@@ -247,7 +247,8 @@ def _check_shape(caller: str, name: str, tensor: Tensor, entry: Entry) -> None:
     if not fits or any(want not in (None, got) for want, got in zip(entry.shape, tensor.shape, strict=True)):
         lengths = ", ".join("any" if length is None else str(length) for length in entry.shape)
         shape = f"({lengths},)" if len(entry.shape) == 1 else f"({lengths})"
-        raise ValueError(f"{caller}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}")
+        place = " on meta" if isinstance(tensor, Tensor) and tensor.is_meta else ""
+        raise ValueError(f"{caller}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}{place}")
 
 
 def _check_factors(caller: str, factors: Tensor, recorded: Tensor) -> None:

@@ -39,6 +39,9 @@ class CheckpointedServer(ServerCore):
             with self._notify_peers:
                 caller, size = "SecureAFL.load_state_dict", self._models.shape[1]
                 tensors, numbers = states.check(caller, state, self.config, self.clients, size)
+                models = tensors["models"]
+                if models.dtype != self.dtype and not models.to(self.dtype).isfinite().all():
+                    raise ValueError(f"{caller}: models must be finite in {name_of(self.dtype)}, got other values")
                 shared = {"what ranks share": checksum(tensors, numbers)} if self._sharded else {}
             self._agree("load_state_dict", {"version": numbers["version"], **shared})
             self._models.copy_(tensors["models"])

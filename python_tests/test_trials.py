@@ -1,82 +1,16 @@
 """Trials: the steps of a newcomer grow from nothing to full (secureafl_ext/engines/trials.py)."""
 
 import json
-import re
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median_high
 
 import numpy as np
 import pytest
 import torch
+from trial_oracle import TRIAL, D, Definition, N, founded
 
 from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.engines.trials import FOUNDING, RETURN, Trials
-
-N, D = 12, 40
-TRIAL = {"rule": "support", "step": "received", "memory": 0, "filter": False, "probation": 0, "lr": 0.1, "trial": 20}
-
-
-class Definition:
-    """The same in sets and dicts: who had which rounds in which epoch."""
-
-    def __init__(self, trial, quorum):
-        self.trial, self.quorum = trial, quorum
-        self.epoch, self.rounds, self.founded, self.usual = 0, 0, None, 1.0
-        self.history = {}  # client -> (epoch, whether it was its first) of its rounds
-        self.left, self.forgotten, self.needs, self.since = set(), set(), {}, {}
-
-    def share(self, client):
-        return min(self.progress(client) / self.usual, 1.0)
-
-    def progress(self, client):
-        if client not in self.history:
-            began_late = self.founded is not None and self.epoch >= self.founded + FOUNDING
-            return 0.0 if began_late or client in self.forgotten else 1.0
-        if client in self.left:
-            return 0.0
-        silent = self.epoch - self.history[client][-1][0] > 8
-        needs = self.trial if silent and not self.needs[client] else self.needs[client]
-        return 1.0 if self.served(client) >= needs else self.served(client) / needs
-
-    def served(self, client):
-        """Epochs with a round that was not its first, since it came or came back."""
-        return len({epoch for epoch, first in self.history[client][self.since[client] :] if not first})
-
-    def submitted(self, client):
-        first = client not in self.history
-        if first:
-            self.needs[client] = 0 if self.progress(client) else self.trial
-            self.history[client], self.since[client] = [], 0
-        elif client in self.left:
-            if self.served(client) >= max(self.needs[client], RETURN):
-                self.needs[client] = min(RETURN, self.trial)
-            elif not self.needs[client]:
-                self.needs[client] = self.trial
-            self.since[client] = len(self.history[client])
-            self.left.remove(client)
-        elif not self.needs[client] and self.epoch - self.history[client][-1][0] > 8:
-            self.needs[client] = self.trial
-        if self.founded is None and len(self.history) >= self.quorum:
-            self.founded = self.epoch
-        self.history[client].append((self.epoch, first))
-        self.rounds += 1
-        active = [c for c, rounds in self.history.items() if c not in self.left and rounds[-1][0] >= self.epoch - 8]
-        done = [c for c in active if (self.epoch, False) in self.history[c][self.since[c] :]]
-        if 3 * len(done) >= 2 * len(active) or self.rounds >= 16 * len(active):
-            self.epoch, self.rounds = self.epoch + 1, 0
-            active = [c for c in active if self.history[c][-1][0] >= self.epoch - 8]
-            self.usual = median_high([self.progress(c) for c in active])
-
-    def forget(self, client):
-        if client in self.history:
-            del self.history[client]
-            self.left.discard(client)
-            self.forgotten.add(client)
-
-    def leave(self, client):
-        if client in self.history:
-            self.left.add(client)
 
 
 @pytest.mark.parametrize("quorum", [0, 0.5])
@@ -100,15 +34,6 @@ def test_shares_are_those_of_the_definition(quorum):
         expected.submitted(client)
         usual.add(expected.usual)
     assert server._trials.epoch == expected.epoch > 80 and len(seen) > 10 and len(usual) > 1
-
-
-def founded(device="cpu", size=D, **settings):
-    """A server whose founding is over."""
-    server = SecureAFL(torch.zeros(size, device=device), N, **TRIAL | settings)
-    random = torch.Generator().manual_seed(0)
-    for i in range(2 * FOUNDING * (N - 1)):
-        server.submit(i % (N - 1), torch.randn(size, generator=random).to(device), server.version)
-    return server
 
 
 def moved(server, client, update):
@@ -270,74 +195,6 @@ def test_a_refused_upload_is_no_round():
         with pytest.raises((ValueError, TypeError)):
             server.submit(N - 1, update, server.version)
     assert server.submit(N - 1, torch.ones(D), 0).kind == "stale"
-    assert torch.equal(server._trials.tensor(None), before)
-
-
-def test_a_checkpoint_keeps_trials(tmp_path):
-    server = founded()
-    server.forget(3)
-    server.submit(3, torch.ones(D), server.version)
-    server.leave(4)
-    path = tmp_path / "s.safetensors"
-    server.save(path)
-    again = SecureAFL.load(path)
-    assert torch.equal(again._trials.tensor(None), server._trials.tensor(None))
-    random = torch.Generator().manual_seed(1)
-    for i in range(200):
-        update = torch.randn(D, generator=random)
-        for each in (server, again):
-            each.submit(i % N, update, each.version)
-    assert torch.equal(again.model, server.model)
-    assert torch.equal(again._trials.tensor(None), server._trials.tensor(None))
-
-
-def test_a_state_without_trials_has_founders_alone():
-    old = founded(trial=0).state_dict()
-    assert "trials" not in old
-    server = SecureAFL(torch.zeros(D), N, **TRIAL)
-    server.load_state_dict(old)
-    assert server._trials.shares() == [1.0] * N and not server.stats()["on_trial"]
-
-
-@pytest.mark.parametrize(
-    ("seen", "got"),
-    [
-        pytest.param(torch.ones(N, dtype=torch.int64), f"({N},) int64", id="int64"),
-        pytest.param(torch.ones(N, device="meta", dtype=torch.bool), f"({N},) bool on meta", id="meta"),
-        pytest.param(torch.ones(N, 1), f"({N}, 1) float32", id="two dimensions"),
-        pytest.param([True] * N, "list", id="list"),
-        pytest.param(torch.ones(N, dtype=torch.bool).to_sparse(), "bool sparse_coo", id="sparse"),
-    ],
-)
-def test_an_old_state_with_a_wrong_tensor_is_refused_by_its_name(seen, got):
-    old = founded(trial=0).state_dict()
-    server = SecureAFL(torch.zeros(D), N, **TRIAL)
-    with pytest.raises((ValueError, TypeError), match=f"seen must be .*got .*{re.escape(got)}"):
-        server.load_state_dict({**old, "seen": seen})
-    assert not server.seen.any()
-
-
-@pytest.mark.parametrize(
-    ("at", "value", "words"),
-    [
-        ((0, 0), 10**6, "trials must end at the clock's epoch"),
-        ((0, 2), 10**6, "trials must end at the clock's epoch"),
-        ((3, 0), 10**6, "trials must end at the clock's epoch"),
-        ((3, 3), 21, "trials must last 0 to 20 epochs, got 21"),
-        ((3, 3), -1, "trials must last 0 to 20 epochs"),
-        ((0, 1), -1, "trials must last 0 to 20 epochs"),
-        ((3, 2), -1, "trials must last 0 to 20 epochs"),
-        ((3, 0), -3, "trials must be -2 or more"),
-        ((0, 3), -1, "the usual progress of trials must lie in 0 to"),
-        ((0, 3), 2**20 + 1, "the usual progress of trials must lie in 0 to"),
-    ],
-)
-def test_a_forged_trial_is_refused(at, value, words):
-    server = founded()
-    state, before = server.state_dict(), server._trials.tensor(None)
-    state["trials"][at] = value
-    with pytest.raises(ValueError, match=words):
-        server.load_state_dict(state)
     assert torch.equal(server._trials.tensor(None), before)
 
 

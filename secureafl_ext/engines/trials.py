@@ -4,10 +4,10 @@ A client that has lost its weight could come back under a fresh number, of which
 until it is found again. In a trial its updates are judged like all others, but they hardly move the model.
 
 A trial lasts a number of epochs in which the client uploads: to be silent, or to upload often in one epoch, does not
-shorten it. A newcomer's progress is the share of its trial that has passed, and its steps are as long as its progress
-compared with the usual one: that of the median active client, which usually has no trial. If most clients are newcomers
-(all nodes came back under new ids after a failure), the model would otherwise stand almost still, and there would be
-nobody to protect.
+shorten it. A newcomer's progress is the share of its trial that has passed. Its steps are scaled by progress / usual
+progress, at most by 1. The usual progress is that of the median active client, as a rule one without a trial. If all
+nodes come back under new ids after a failure, most clients are newcomers: without this comparison the model would
+stand almost still, though there are no known clients to protect from them.
 
 Epochs are counted on the host: it knows who uploads, but no verdicts. A client is active if it had a round in the last
 RECENT epochs and has not left. An epoch ends when two thirds of the active clients have had a round in it that was not

@@ -119,6 +119,27 @@ def test_attackers_who_were_honest_for_long_lose_their_weight_soon(kind, device)
     assert (server.weights()[:6] * N).max() < 0.5
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attackers_win_no_weight_back_by_silence(kind, leaves, device):
+    """Refreshes pass while they do not count. Then they push again. They fall silent together: the last two of them
+    would look like any pair."""
+    server, fleet = make(device, expiry=3, trial=0, **KINDS[kind]), Fleet(N, D, malicious=6)
+    for _ in fleet.rounds(40 * N, server):
+        pass
+
+    def submit(client):
+        return float(server.submit(client, fleet.upload(client).to(server.model), server.version).weight) * N
+
+    assert max([submit(client) for client in range(6)]) < 0.6
+    for client in range(6 if leaves else 0):
+        server.leave(client)
+    for turn in range(8 * N):
+        submit(6 + turn % (N - 6))
+    assert not server.present[:6].any()
+    assert max([submit(client) for client in range(6)]) < 0.6
+
+
 def test_until_weights_are_computed_it_does_what_averages_of_uploads_do(device):
     steps, uploads = make(device, size=500), make(device, size=500, averages="uploads")
     for _, (a, b) in Fleet(N, 500).rounds(2 * N - 1, steps, uploads):

@@ -137,15 +137,16 @@ def test_absent_clients_have_no_weight_and_no_influence():
         made.means[~mask] = made.means[:, ~mask] = absent
         made.shift.fill_(0.1)  # of an earlier refresh
         made.refresh(mask)
-        assert not made.shift[~mask].any()
+        assert not made.shift[~mask].any()  # what they had gained is gone
         found.append(made.weights(mask).numpy())
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
     chosen = mask.numpy()
     np.testing.assert_allclose(found[0][chosen], weights(rows[chosen]), rtol=0, atol=1e-12)
     assert not found[0][~chosen].any() and np.abs(found[0][chosen] * chosen.sum() - 1).max() > 0.9
-    nobody = torch.zeros(30, dtype=torch.bool)
+    nobody, before = torch.zeros(30, dtype=torch.bool), made.shift.clone()
+    assert before.min() < -0.01 and before.max() > 0
     made.refresh(nobody)
-    assert not made.shift.any() and not made.weights(nobody).any()
+    assert torch.equal(made.shift, before.clamp(max=0)) and not made.weights(nobody).any()
 
 
 def test_a_forgotten_client_leaves_no_trace():

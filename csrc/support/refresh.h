@@ -187,7 +187,8 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     counted += r.counts[k];
-    r.shift[k] = 0;
+    // A client that does not count keeps what it has lost: it would win its weight back by silence.
+    r.shift[k] = r.counts[k] ? 0 : fmin(r.shift[k], 0.0);
   }
   const int count = static_cast<int>(sum_all(team, counted, t.parts));
   if (count == 0) return;

@@ -91,7 +91,7 @@ class MeanSteps:
 
     def refresh(self, mask: Tensor, own: Tensor | None = None) -> None:
         """Compute the shifts anew. Waits for the device. mask: (n) bool, clients that count    own: as in products"""
-        self.shift.zero_()
+        support.reset_shifts(self.shift, mask)
         chosen = mask.nonzero()[:, 0]
         if not len(chosen):
             return

@@ -62,7 +62,7 @@ class SketchedSupport:
 
     def refresh(self, mask: Tensor) -> None:
         """Compute the shifts anew. mask: (n) bool, clients that count. Waits for the device."""
-        self.shift.zero_()
+        support.reset_shifts(self.shift, mask)
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
             self.shift[chosen] = self._shifts(chosen)

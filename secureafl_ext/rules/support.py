@@ -75,7 +75,7 @@ class Support(Similarity):
 
     def refresh(self, mask: Tensor) -> None:
         """Compute the shifts anew. mask: (n) bool, clients that count"""
-        self.shift.zero_()
+        reset_shifts(self.shift, mask)
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
             self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # larger ones only from a file
@@ -84,6 +84,14 @@ class Support(Similarity):
 def first_basis(clients: int, device: torch.device) -> Tensor:
     """(STAGES, n, n) float64: where the search for eigenvectors starts; later it starts from the last ones."""
     return torch.eye(clients, dtype=torch.float64, device=device).repeat(STAGES, 1, 1)
+
+
+def reset_shifts(shift: Tensor, mask: Tensor) -> None:
+    """Before a refresh. A client that does not count keeps what it has lost: it would win its weight back by silence.
+
+    shift: (n)    mask: (n) bool, clients that count
+    """
+    shift.clamp_(max=0).masked_fill_(mask, 0)
 
 
 def weights(shift: Tensor, mask: Tensor) -> Tensor:

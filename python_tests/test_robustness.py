@@ -134,6 +134,16 @@ def test_it_continues_and_fills_the_gaps(pretended, capsys):
     assert parts(f"x/{FILE}.md")["end of the run"]["zeno++"]["gaussian"] == "**0.200**"
 
 
+def test_where_the_data_lay_makes_no_difference(pretended):
+    """Runs that were recorded with another --data-dir are not repeated, and are in the table."""
+    command = "--seeds 1 --only defense=kardam --only attack=none --out x"
+    assert call(f"{command} --data-dir elsewhere") == 0
+    crafted("x", 0.7, seeds=(0,), attack_options={"strength": 5.0}, data_dir="elsewhere")
+    assert call(command) == 0
+    assert len(pretended.ran) == 1
+    assert parts(f"x/{FILE}.md")["end of the run"]["kardam"] == {"none": "0.400", robustness.WORST_FOUND: "0.700"}
+
+
 def test_the_last_column_is_the_worst_attack_that_was_found(pretended, drawn):
     command = "--seeds 2 --only defense=kardam,zeno++ --only attack=none,gaussian --out x"
     assert call(command) == 0

@@ -136,7 +136,8 @@ def make_table(
         cells = {(row, column): Cell(values.get((row, column), []), reason) for row in rows for column in columns}
         publish(plan, [Grid("", rows, columns, cells, plan.paper_numbers())], about)
         return
-    wanted = prepare(plan.runs(), lambda text: None)  # an invalid setting raises here, before any file is written
+    # An invalid setting raises here, before any file is written.
+    wanted = {results.run_of(settings) for settings in prepare(plan.runs(), lambda text: None)}
     results.ready(out)
     reason = NOT_RUN
     try:
@@ -146,7 +147,7 @@ def make_table(
         raise
     finally:
         known = results.read(out / results.NAME, lambda text: None)
-        records = [record for record in known if record.outcome.settings in wanted]
+        records = [record for record in known if results.run_of(record.outcome.settings) in wanted]
         publish(plan, collect(plan, records, reason), provenance(plan, records))
 
 

@@ -26,7 +26,7 @@ from ..validation import printable
 from .code import code
 from .loop import Outcome, Point
 from .options import KINDS, TYPE_NAMES, fits
-from .settings import ADDED, Resolved, recorded
+from .settings import ADDED, Resolved, Settings, recorded
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def record(outcome: Outcome) -> Record:
 def find(known: Sequence[Record], wanted: Sequence[Resolved], any_code: bool = False) -> dict[int, Record]:
     """The newest record of each run that has one, by its place in `wanted`: by this code, or by any. Where the data lie
     makes no difference."""
-    by_run = {_run(record.outcome.settings): record for record in known if any_code or record.code == code()}
-    return {i: by_run[_run(settings)] for i, settings in enumerate(wanted) if _run(settings) in by_run}
+    by_run = {run_of(record.outcome.settings): record for record in known if any_code or record.code == code()}
+    return {i: by_run[run_of(settings)] for i, settings in enumerate(wanted) if run_of(settings) in by_run}
 
 
-def _run(settings: Resolved) -> object:
+def run_of(settings: Settings) -> object:
     """Equal for equal settings, without the place of the data."""
     return _hashable({name: value for name, value in vars(settings).items() if name != "data_dir"})
 

@@ -1,4 +1,4 @@
-"""Test errors of a small fleet under adversaries that talk to the server directly, and look at what it does.
+"""Test errors of a small net under adversaries that talk to the server directly, and look at what it does.
 
 python bench/adversaries.py [--rounds 4000] [--seeds 3] [--degree 0.5]
 

@@ -204,14 +204,18 @@ def test_the_live_table_goes_on_when_the_server_fails(monkeypatch, capsys):
     assert "stopped watching" in capsys.readouterr().err
 
 
-def test_a_table_shows_the_suspicious_first():
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_table_shows_the_suspicious_first(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
     view = View()
     view.verdicts([told(k) for k in range(3)])
     view.look(look(3, 1))
-    console = Console(width=160, file=io.StringIO())
+    console = Console(width=width, file=io.StringIO())
     console.print(watch.table(view.snapshot()))
-    rows = [line.split()[1] for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    text = console.file.getvalue()
+    rows = [line.split()[1] for line in text.splitlines() if line.startswith("│")]
     assert rows == ["1", "0", "2"]
+    assert "…" not in text and ("staleness" in text) == (width == 160)
 
 
 def test_a_file_is_served_while_it_grows(tmp_path, monkeypatch):

@@ -29,6 +29,13 @@ def test_settings_matter():
     assert all(not np.allclose(a, b) for i, a in enumerate(finals) for b in finals[i + 1 :])
 
 
+def test_a_server_and_a_receipt_say_in_words_what_they_are(device):
+    server = SecureAFL(torch.zeros(5, device=device), 3)
+    receipt = server.submit(0, torch.ones(5, device=device), 0)
+    assert repr(receipt) == "Receipt(kind='accepted', reason='accepted: first contact', staleness=0, version=1)"
+    assert repr(server) == "SecureAFL(rule='median', 3 clients, 5 parameters, version 1)"
+
+
 def test_first_contact_is_clipped_and_accepted_without_a_factor(device):
     server = make(device, max_norm=2.0, estimate=False, lr=1.0)
     update = torch.full((SIZE,), 10.0, dtype=torch.float64, device=device)

@@ -54,7 +54,7 @@ RECOMMENDED: dict[str, Any] = {
     "memory": 0,
     # The filter rejects honest updates too, and in our runs it held nothing that the rule does not hold.
     "filter": False,
-    # A client that has lost its weight could wait until its uploads have expired: the next refresh forgets its weight.
+    # A client that waits until its uploads have expired is not compared with others meanwhile.
     "expiry": 8,
     # The very first uploads must not be those of a few clients alone.
     "quorum": 0.65,
@@ -167,13 +167,14 @@ class Config:
     """A rejected update leaves the model unchanged ("hold"). "step", as in the paper, steps along the other clients'
     estimates: a client that sends garbage then chooses how often these are applied."""
     step: str = "all"
-    """Along what the model steps. "all": the aggregate of all clients' remembered updates. "received", with kinship and
+    """Direction of the step. "all": the aggregate of all clients' remembered updates. "received", with kinship and
     support: the received update alone, by its client's weight. Over many rounds both lead the same way, but remembered
     updates are old: they slow down or upset the training of deep nets."""
     spacing: int = 0
     """Rounds of other clients required between two rounds of one client. An earlier update is refused."""
     history_dtype: str = "float32"
-    """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32."""
+    """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32. float64 is
+    for a float64 model, and for all of the history."""
     filter: bool = True
     """Reject updates by their Lipschitz factor."""
     estimate: bool = True
@@ -195,8 +196,8 @@ class Config:
     """A client counts from this many stored uploads on, once three quarters of the clients have as many. 0: from the
     first on, as in the paper."""
     trial: int = 0
-    """Epochs, counted if the client uploads in them, over which the steps of a newcomer grow from nothing to full: a
-    client that comes late, or that has the number of a forgotten one. Otherwise a client that has lost its weight would
+    """Epochs over which the steps of a newcomer grow from nothing to full. Only epochs in which it uploads count. A
+    newcomer comes late, or has the number of a forgotten client. Otherwise a client that has lost its weight would
     come back as another one. A client that left and comes back has a shorter trial. Only rounds by `submit` count.
     Needs step="received". 0: no trial."""
     quorum: float = 0.0
@@ -211,7 +212,7 @@ class Config:
     """Numbers that are kept of each client's last update, last model and mean update in place of all d: for many
     clients or large models. 2048 is enough. Needs rule="support", step="received" and memory=0. 0: all d are kept."""
     sketch_seed: int | None = None
-    """Of the sketches. None: a random one. Attackers must not know it: they could hide from the sketches."""
+    """Random seed of the sketches. None draws one. Attackers must not know it: they could hide from the sketches."""
 
     def __post_init__(self) -> None:
         is_rule(self.rule)  # loads plug-ins if it is unknown, so that an error lists their rules too

@@ -75,7 +75,8 @@ def aggregate(
     """One round's direction: `rule` over the estimates of all seen clients but `client`, and `update` if accepted.
 
     update: (d)    accepted: () bool    seen: (n) bool    the rest as in estimate    returns: (d), zeros if no row
-    rule: median, trimmed_mean (drops `trim` on either side; zeros if that leaves none) or mean.
+    rule: median, mean, or trimmed_mean: drops `trim` on either side; zeros if fewer than n rows take part and that
+    leaves none.
     The n x d estimates are never stored, and the host does not wait for the device.
     Equivalent: rows = estimate(..); rows[client] = update; keep = seen.clone(); keep[client] = accepted;
     median(rows, keep)

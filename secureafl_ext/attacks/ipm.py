@@ -1,4 +1,4 @@
-"""IPM, inner product manipulation (Xie et al., UAI 2020, arXiv 1903.03936): minus epsilon times the honest mean."""
+"""IPM, inner product manipulation (Xie et al., UAI 2019, arXiv 1903.03936): minus epsilon times the honest mean."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Audited: a server whose calls are on disk before their caller hears of them, and which a kill sets back by none."""
+"""Audited: a server whose calls are logged on disk before they return, so that a kill loses none that returned."""
 
 import os
 import threading

@@ -98,7 +98,8 @@ class Reader:
             )
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(about.st_size - 8, LONGEST_HEADER):
-            self.refuse(f"its header must have 2 to {LONGEST_HEADER} of its {about.st_size} bytes, got {length}")
+            longest = max(min(about.st_size - 8, LONGEST_HEADER), 0)
+            self.refuse(f"it must begin with the length of a safetensors header, 2 to {longest}, got {length}")
         header = self.parse(file.read(length))
         self.metadata = header.pop("__metadata__", {})
         if not isinstance(self.metadata, dict) or not all(isinstance(text, str) for text in self.metadata.values()):

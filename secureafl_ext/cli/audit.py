@@ -13,17 +13,18 @@ USAGE = "verify FOLDER [--expect HASH] | replay FOLDER --checkpoint FILE [--unti
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "verify: check the chain of the log; replay: decide its uploads again, from a checkpoint on"
+    about = "verify: check the chain of the log; replay: run its uploads again, from a checkpoint on"
     parser.add_argument("what", choices=COMMANDS, help=about)
     parser.add_argument("folder", metavar="FOLDER", help="the folder that Audited was given")
-    parser.add_argument("--expect", metavar="HASH", help="verify: a head that was noted; the chain must have it")
+    about = "verify: fail unless the chain has this head hash, which was noted earlier"
+    parser.add_argument("--expect", metavar="HASH", help=about)
     parser.add_argument("--checkpoint", metavar="FILE", help="replay: a file of save, or of the Flower loop")
     parser.add_argument("--until", metavar="VERSION", type=int, help="replay: stop at this version (default: the end)")
     parser.add_argument("--device", default="cpu", help="replay: where the server runs (default: %(default)s)")
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """check an audit log (verify), or decide its uploads again from a checkpoint and compare (replay)"""
+    """check an audit log (verify), or run its uploads again from a checkpoint and compare (replay)"""
     return COMMANDS[arguments.what](arguments)
 
 

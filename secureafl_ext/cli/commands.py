@@ -111,7 +111,7 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def curves(arguments: argparse.Namespace) -> None:
-    """the curves of recorded runs, a panel per attack, beside the ends of the paper's runs"""
+    """the curves of recorded runs, a panel per attack, beside the paper's final results"""
     from ..report import curves as report
 
     folders, only = [Path(folder) for folder in arguments.folders or [OUT]], dict(map(axis, arguments.only))

@@ -147,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="list the tables and exit")
     made.add_argument("--table", default="main", help="a table, or all those of the data set (default: %(default)s)")
     made.add_argument("--seeds", type=int, default=1, help="runs per cell: seeds 0 to N - 1 (default: %(default)s)")
-    made.add_argument("--only", action="append", default=[], help="other values for an axis of the table")
+    made.add_argument("--only", action="append", default=[], help="other values for the rows or columns of the table")
     add_settings(made, Settings(dataset=paper.FASHION), without=("seed",))
 
     made = add("redteam", redteam, "--defense NAME [--budget RUNS] [--without NAME,NAME,..] [flags]")
@@ -165,13 +165,14 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("--redteam", metavar="FOLDER", help="results folder of `secureafl redteam` (default: --out)")
     add_settings(made, Settings(dataset=paper.FASHION), without=("seed",))
 
-    made = add("report", report, "FOLDER [--html FILE]")
-    made.add_argument("folder", metavar="FOLDER", help="the folder that --out named")
+    made = add("report", report, "[FOLDER] [--html FILE]")
+    made.add_argument("folder", nargs="?", default=OUT, metavar="FOLDER", help="the folder (default: %(default)s)")
     made.add_argument("--html", metavar="FILE", help="file to write (default: FOLDER/report.html)")
 
     made = add("curves", curves, "[FOLDER ..] [--only NAME=VALUE,VALUE,..] [--png FILE]")
     made.add_argument("folders", nargs="*", metavar="FOLDER", help=f"folders of results (default: {OUT})")
-    made.add_argument("--only", action="append", default=[], help="runs with these values of a setting")
+    about = "runs with these values of a setting; all need the same data set and number of rounds"
+    made.add_argument("--only", action="append", default=[], help=about)
     made.add_argument("--png", metavar="FILE", help="file to write (default: curves.png in the first folder)")
 
     add_flags(add("watch", watch, "URL-or-FILE [--once] [--token TOKEN] [--host HOST] [--port PORT]"))

@@ -4,6 +4,7 @@ import argparse
 import http.client
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -23,6 +24,9 @@ SECONDS = 10.0  # for an answer
 LATE = f"it was not whole after {SECONDS:g} seconds"
 LARGEST_ANSWER = 2**24  # bytes
 ROWS = 20  # clients in the table
+COLUMNS = "client", "name", "state", "accepted", "rejected", "staleness", "factor", "weight", "left out", "named"
+TEXTS = "name", "state", "named"
+WIDE, IF_WIDE = 110, ("name", "staleness", "factor")  # in a narrower terminal all columns together could not be read
 STATE = f"/state.json?count={ROWS}"
 LONGEST_HEAD = 1_000  # characters above the table
 TOKEN = "SECUREAFL_TOKEN"  # variable of the environment: other users can see the flags of a process
@@ -155,18 +159,27 @@ def table(state: Mapping[str, Any], trouble: str = "") -> Any:
     head = f"{state['title']} version {state['version']}, {state['rate']:.1f} uploads/s\nclients: {states}\n{totals}"
     title, caption = Text(printable(head.strip(), LONGEST_HEAD, also="\n")), Text(printable(trouble))
     result = Table(title=title, caption=caption, title_justify="left")
-    numbers = "accepted", "rejected", "staleness", "factor", "weight", "left out"
-    for name in ("client", "name", "state", *numbers, "named"):
-        result.add_column(name, justify="right" if name in ("client", *numbers) else "left", overflow="ellipsis")
+    wide = shutil.get_terminal_size().columns >= WIDE
+    names = [name for name in COLUMNS if wide or name not in IF_WIDE]
+    for name in names:
+        result.add_column(name, justify="left" if name in TEXTS else "right", overflow="ellipsis")
     for row in state["clients"]["rows"][:ROWS]:
-        named = "" if row["named_at"] is None else f"{clock(row['named_at'])}, version {row['named_version']}"
-        counts = [str(row["counts"].get(kind, 0)) for kind in ("accepted", "rejected")]
-        values = [short(row[name]) for name in ("staleness", "factor", "weight")]
-        share = "-" if row["left_out"] is None else f"{row['left_out']:.0%}"
-        cells = [str(row["client"]), row["name"], row["state"], *counts, *values, share, named]
+        named = "" if row["named_at"] is None else clock(row["named_at"])
+        cells = {
+            "client": row["client"],
+            "name": row["name"],
+            "state": row["state"],
+            "accepted": row["counts"].get("accepted", 0),
+            "rejected": row["counts"].get("rejected", 0),
+            "staleness": short(row["staleness"]),
+            "factor": short(row["factor"]),
+            "weight": short(row["weight"]),
+            "left out": "-" if row["left_out"] is None else f"{row['left_out']:.0%}",
+            "named": f"{named}, version {row['named_version']}" if named and wide else named,
+        }
         # Text, not str: rich would obey [markup] in a name.
         result.add_row(
-            *(Text(printable(str(cell))) for cell in cells),
+            *(Text(printable(str(cells[name]))) for name in names),
             style="red" if row["reason"] or row["state"] == "left out" else "",
         )
     return result

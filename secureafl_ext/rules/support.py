@@ -28,14 +28,15 @@ from .row_rules import median_of
 from .similarity import Similarity
 
 CUT = 3.0  # of the biweight: a client this many spreads from the median has no weight
+# "Usual" is the median over the clients.
 CROWD = 2.0  # a direction is a crowd's if its eigenvalue is this many times the usual
 CROWD_LEAST = 0.3  # and at least this, in (median norm)^2
 ODD = 2.5  # the same for the directions of the residuals
 ODD_LEAST = 0.3
-GROUP = 0.25  # a client whose group is larger than the usual by more than this share of it loses weight
+GROUP = 0.25  # a client's group may be larger than the usual one by this share; if it is larger still, it loses weight
 GROUP_SPREADS = 2.0  # or by this many times (median size - lower quartile), if that is more
 GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
-GROUP_LEFT = 0.7  # not with nothing: honest clients who lose all are all wrong in the same way, and their group grows
+GROUP_LEFT = 0.7  # not with nothing: what honest clients without weight know is not learned, and their group grows
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
 OPPOSED_END = 0.5  # at this share all of it
 APART = 2.0  # a client this many spreads further along the odd directions than usual loses weight
@@ -45,7 +46,7 @@ KIN = 0.3  # two clients are kin if the cosine of their mean updates is above th
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: with almost no kin the residual is the mean update
 SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
-FADE = 0.25  # a client below twice this share of the mean weight loses more of its weight, at this share all of it
+FADE = 0.25  # from twice this share of the mean weight down to this share, a client's weight falls to nothing
 AGAIN = 0.7  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
 MOST = 2.0  # a client has at most this many mean weights: the bound on what it can move
 NORMAL, LEAST_SPREAD = 1.4826, 1e-3  # a normal distribution's spread in median deviations; floor for a spread

@@ -212,7 +212,7 @@ class ServerCore:
     def threshold(self, client: Tensor | int | None = None) -> Tensor:
         """() float64: the largest factor of a client that would be accepted now; inf if any would.
 
-        client: a number, or (1) int64 on the server's device; by default 0. Thresholds of different clients differ
+        client: a number, or (1) int64 on the server's device; default: client 0. Thresholds of different clients differ
         by at most the weight of one factor in Q.
         """
         with self._ordered():

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..config import REASONS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Receipt:
     """The result of one submission. `accepted`, `factor` and `weight` stay on the device until they are read."""
 
@@ -20,6 +20,11 @@ class Receipt:
     _reasons: tuple[str, ...] = REASONS
     refused: str = ""  # "stale" or "too_soon": this submission was no round
     weight: Tensor | None = None  # () float64, of this update in the aggregate; None: refused, or the rule has none
+
+    def __repr__(self) -> str:
+        """Waits for the device."""
+        known = f"staleness={self.staleness}, version={self.version}"
+        return f"Receipt(kind={self.kind!r}, reason={self.reason!r}, {known})"
 
     @property
     def kind(self) -> str:

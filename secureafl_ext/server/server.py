@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class SecureAFL(CheckpointedServer):
     """Takes one client's update at a time and steps a flat model.
 
-    model: (d) start, float32 or float64; its device is the server's    clients: capacity; any client may join late
+    model: (d) start, float32, or float64 with history_dtype=torch.float64; its device is the server's
+    clients: capacity; any client may join late
     The other settings are those of `Config`, which describes them. All calls are thread-safe: one lock, in order of
     arrival.
 
@@ -75,6 +76,10 @@ class SecureAFL(CheckpointedServer):
             self._start(model, clients, Config.from_arguments(arguments), ranks)
         if ranks:
             ranks.agree_on_start((self.config, self.clients), len(model))
+
+    def __repr__(self) -> str:
+        size = f"{self.clients} clients, {self._models.shape[1]} parameters"
+        return f"SecureAFL(rule={self.config.rule!r}, {size}, version {self.version})"
 
     @classmethod
     def from_config(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fused_rounds import Arrivals, composed, drive, make, pair
 from states import identical, same_on_any_threads
+from torch._subclasses import FakeTensorMode
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.config import Config
@@ -174,6 +175,22 @@ def test_phases_refuse_sums_of_pairs():
     with pytest.raises(RuntimeError, match=f"renew_: {words}"):
         op.renew_(verdict, changes, *engine._per_client, 1.0)
     assert not server.seen.any() and server.stats()["accepted"] == 0
+
+
+@pytest.mark.parametrize("columns", [0, 3, 6])
+def test_sums_need_tiles_of_a_power_of_two_columns(columns, device):
+    """A kernel finds the tile of a coordinate by shifts."""
+    update, client = torch.ones(12, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    last = torch.zeros(4, 2, 3, columns, device=device)
+    with pytest.raises(RuntimeError, match=f"a power of two of columns, got 3 and {columns}"):
+        torch.ops.secureafl.update_sums(update, client, update, last)
+
+
+def test_a_trace_knows_that_without_pairs_there_are_no_sums_of_pairs():
+    with FakeTensorMode():
+        like = torch.empty(1)
+        assert [torch.ops.secureafl.pass_blocks(like, 4, pairs, False, 2) for pairs in (0, 3)] == [0, 1]
+    assert torch.ops.secureafl.pass_blocks(torch.empty(1), 4, 0, False, 2) == 0
 
 
 def test_it_holds_no_more_than_the_composed_server(device):

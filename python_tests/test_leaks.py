@@ -74,7 +74,7 @@ def test_so_does_a_refused_one():
     assert per_call(refused) < 8
 
 
-ENGINES = [{}, {"rule": "kinship", "memory": 0}]
+ENGINES = [{}, {"rule": "kinship", "memory": 0}, {"rule": "krum", "memory": 0}]
 
 
 @pytest.mark.parametrize("settings", ENGINES, ids=str)

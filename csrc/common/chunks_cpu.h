@@ -17,12 +17,17 @@ struct Chunks {
   int64_t end(int64_t chunk) const { return begin(chunk + 1); }
 };
 
+// sums (count) += parts (chunks, count), in order.
+inline void add_chunks(const std::vector<double>& parts, std::vector<double>& sums) {
+  for (auto part = parts.begin(); part != parts.end(); part += static_cast<int64_t>(sums.size())) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += part[static_cast<int64_t>(i)];
+  }
+}
+
 // Adds up parts (chunks, count) -> (count), in order.
 inline std::vector<double> sum_chunks(const std::vector<double>& parts, int64_t count) {
   std::vector<double> sums(static_cast<size_t>(count));
-  for (auto part = parts.begin(); part != parts.end(); part += count) {
-    for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
-  }
+  add_chunks(parts, sums);
   return sums;
 }
 

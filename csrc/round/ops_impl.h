@@ -138,7 +138,10 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   check.shape("update", update, "(d,)", {-1});
   check.shape("last", last, "(tiles, 2, n, columns)", {-1, 2, -1, -1});
   const int64_t d = update.size(0), n = last.size(2), columns = last.size(3);
-  if (columns < 1 || n < 1) refuse(op, "last must hold at least 1 client and 1 column, got ", n, " and ", columns);
+  // Powers of two: kernels find the tile of a coordinate by shifts.
+  if (n < 1 || columns < 1 || columns > INT32_MAX || (columns & (columns - 1)) != 0) {
+    refuse(op, "last must hold at least 1 client, and a power of two of columns, got ", n, " and ", columns);
+  }
   const int64_t tiles = (d + columns - 1) / columns;
   check.state("last", last, ScalarType::Float, "(ceil(d / columns), 2, n, columns)", {tiles, 2, n, columns});
   check.typed("update", update, ScalarType::Float, "(d,)", {d});

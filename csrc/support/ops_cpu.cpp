@@ -15,10 +15,12 @@ struct CpuSupport {
   explicit CpuSupport(const Tensor&) {}
 
   void support_step(const KinRound& r, Refresh refresh_args, int64_t every, const Tensor&) const {
+    const bool due = (*r.rounds + 1) % every == 0;
+    // Before the round: one that runs out of memory must change nothing.
+    std::vector<double> scratch(due ? static_cast<size_t>(RefreshTables::doubles(r.n, Solo::kDown)) : 0);
+    const std::unique_ptr<bool[]> counts(new bool[due ? static_cast<size_t>(r.n) : 0]);
     cpu::kin_step(r);
-    if (*r.rounds % every != 0) return;
-    std::vector<double> scratch(static_cast<size_t>(RefreshTables::doubles(r.n, Solo::kDown)));
-    const std::unique_ptr<bool[]> counts(new bool[static_cast<size_t>(r.n)]);
+    if (!due) return;
     for (int64_t k = 0; k < r.n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
     refresh_args.counts = counts.get();
     refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, r.n, Solo::kDown));

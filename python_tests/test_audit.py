@@ -231,8 +231,15 @@ def test_a_full_disk_stops_the_server_before_it_forgets(tmp_path, monkeypatch):
             patch.setattr(log, "write_all", full)  # no room for the line: the server is ahead
             with pytest.raises(OSError, match="No space left"):
                 server.submit(1, torch.ones(D), server.version)
-        for again in (lambda: server.leave(0), server.recover):
-            with pytest.raises(ValueError, match="the server is ahead of its log; load a checkpoint and call recover"):
+        ahead = "the server is ahead of its log; load a checkpoint and call recover"
+        calls_ = (lambda: server.leave(0), server.recover, lambda: server.submit(1, torch.ones(D), server.version))
+        for again in calls_:
+            with pytest.raises(ValueError, match=ahead):
+                again()
+        with pytest.raises(ValueError, match="state must have clock"):
+            server.load_state_dict({})  # refused, so the server is still ahead
+        for again in calls_:
+            with pytest.raises(ValueError, match=ahead):
                 again()
         server.load_state_dict(state)
         assert server.recover() == 1 and server.version == lines(tmp_path, "recovered")[-1].version

@@ -9,8 +9,10 @@ import torch
 from states import identical
 
 from secureafl_ext import SecureAFL, entry_points, gather, shard
+from secureafl_ext.audit import Audited, verify
 from secureafl_ext.config import CHECKS, RULES, Config, one_of
 from secureafl_ext.rules import register_rule
+from secureafl_ext.rules.registry import RuleError
 from secureafl_ext.rules.row_rules import WEIGHTS, mean
 
 
@@ -166,6 +168,19 @@ def test_a_rule_that_fails_in_a_round_leaves_the_state_as_it_was(does, kind, wor
         assert str(failure.value) == f"SecureAFL: rule='late' {words}"
         rule.does = mean
         identical(server, twin)
+
+
+def test_a_rule_that_fails_once_does_not_stop_an_audited_server(tmp_path):
+    rule = Late()
+    register_rule("late", rule)
+    with Audited(make(rule="late"), tmp_path, keep="recent") as server:
+        rule.does = raises
+        with pytest.raises(RuleError, match="rule='late' raised ZeroDivisionError"):
+            server.submit(0, torch.ones(5), 0)
+        assert not list((tmp_path / "updates").iterdir())  # it is no round, so its update is not kept
+        rule.does = mean
+        assert server.submit(1, torch.ones(5), 0).version == 1
+    assert verify(tmp_path).kinds["accepted"] == 1
 
 
 def test_weights_that_require_a_gradient_do_not_reach_the_model(device):

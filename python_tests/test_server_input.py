@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from oracles import relative_error
 from server_rounds import CLIENTS, SIZE, drive, make
+from states import identical
 
 from secureafl_ext import SecureAFL
 
@@ -55,6 +57,12 @@ def test_stale_versions_are_refused_without_a_round(device):
     assert server.submit(0, torch.ones(SIZE, dtype=torch.float64, device=device), 17).staleness == 3
 
 
+def nested(*tensors):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: the API is a prototype
+        return torch.nested.nested_tensor(list(tensors))
+
+
 V = torch.ones(SIZE, dtype=torch.float64)
 MISTAKES = [
     ((0, V[:3], 0), "update must be a tensor (12,) float64, got (3,) float64"),
@@ -64,6 +72,9 @@ MISTAKES = [
     ((-1, V, 0), "client must lie in 0..5, got -1"),
     ((0, V, 31), "version must lie in 0..30, got 31"),
     ((0, V, -1), "version must lie in 0..30, got -1"),
+    ((10**5000, V, 0), "client must lie in 0..5, got an integer of 16610 bits"),  # Python refuses to print it
+    ((0, V, -(10**5000)), "version must lie in 0..30, got an integer of 16610 bits"),
+    ((0, nested(V), 0), "update must be a tensor (12,) float64, got a nested tensor"),
 ]
 
 
@@ -76,6 +87,47 @@ def test_a_callers_mistake_is_an_error_and_no_round(arguments, words):
         server.submit(*arguments)
     assert str(mistake.value) == f"SecureAFL.submit: {words}"
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(v)) for k, v in server.state_dict().items())
+
+
+class Strict(torch.Tensor):
+    """A tensor class that does not work together with others, as those of image libraries."""
+
+
+class Other(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("rule", ["median", "krum", "support", "kinship"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_class_of_an_update_makes_no_difference(rule, dtype):
+    server, twin = (SecureAFL(torch.zeros(SIZE, dtype=dtype), 3, rule=rule, history_dtype=dtype) for _ in range(2))
+    for k, kind in enumerate((Strict, Other, torch.nn.Parameter, Strict, Other)):
+        update = torch.arange(SIZE, dtype=dtype) * (-1) ** k
+        given = kind(update) if kind is torch.nn.Parameter else update.as_subclass(kind)
+        server.submit(k % 3, given, server.version)
+        twin.submit(k % 3, update, twin.version)
+    state = server.state_dict()
+    assert {type(value) for value in state.values()} <= {torch.Tensor, int}
+    identical(server, twin)
+
+
+def test_a_number_that_raises_whatever_it_likes_is_refused():
+    class Wild:
+        def __index__(self):
+            raise KeyError("wild")
+
+    server = make()
+    with pytest.raises(ValueError, match=r"SecureAFL.submit: client must be a whole number in 0\.\.5, got Wild"):
+        server.submit(Wild(), V, 0)
+    with pytest.raises(ValueError, match="clients must be a whole number, 1 or more, got an integer of 16610 bits"):
+        SecureAFL(torch.zeros(3), 10**5000)
+
+
+def test_enqueue_names_what_is_no_tensor():
+    server = SecureAFL(torch.zeros(SIZE), 3)
+    with pytest.raises(ValueError, match=r"SecureAFL.enqueue: client must be a dense tensor, got int"):
+        server.enqueue(0, torch.ones(SIZE), server.model)
+    assert server.version == 0
 
 
 NO_NUMBERS = [True, False, 1.0, "1", None, torch.tensor(True), torch.tensor(1.0), torch.tensor([1, 2]), [1]]

@@ -68,6 +68,8 @@ def converted(
 
 def shown(value: object) -> str:
     """A value for an error message, at most 80 characters: a hostile file cannot flood the log."""
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print one of thousands of digits
+        return f"an integer of {value.bit_length()} bits"
     plain = (str, int, float, bool, np.generic, torch.dtype, type(None))
     words = repr(value) if isinstance(value, plain) else type(value).__name__
     return words if len(words) <= 80 else f"{words[:77]}..."
@@ -85,7 +87,7 @@ def printable(words: str, most: int | None = None, also: str = "") -> str:
 
 def check_start(caller: str, model: Tensor, clients: int) -> int:
     """Check the arguments that every server starts from. Returns clients as a plain number."""
-    flat = isinstance(model, Tensor) and model.dim() == 1 and model.layout == torch.strided
+    flat = is_dense(model) and model.dim() == 1
     if not flat or model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{caller}: model must be a flat float32 or float64 tensor, got {describe(model)}")
     if model.device.type == "meta" or is_fake(model):
@@ -96,7 +98,7 @@ def check_start(caller: str, model: Tensor, clients: int) -> int:
         raise ValueError(f"{caller}: model must be on the CPU, this build has no CUDA kernels, got {model.device}")
     plain = converted(caller, "clients", clients, whole, "a whole number, 1 or more")
     if plain < 1:
-        raise ValueError(f"{caller}: clients must be 1 or more, got {plain}")
+        raise ValueError(f"{caller}: clients must be 1 or more, got {shown(plain)}")
     return plain
 
 
@@ -126,11 +128,24 @@ def check(
     """Check one submission to a server with these models (rows, d). Returns (client, version) as plain numbers."""
     check_room(caller, newest)
     d = models.shape[1]
-    dense = isinstance(update, Tensor) and update.layout == torch.strided
-    if not dense or update.shape != (d,) or update.dtype != dtype:
+    if not is_dense(update) or update.shape != (d,) or update.dtype != dtype:
         raise ValueError(f"{caller}: update must be a tensor ({d},) {name_of(dtype)}, got {describe(update)}")
     check_device(caller, "update", update, models)
     return number_in(caller, "client", client, 0, clients - 1), number_in(caller, "version", version, 0, newest)
+
+
+def is_dense(value: object) -> bool:
+    """Whether this is a tensor with values of its own, not one that wraps others, such as a DTensor."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_nested:
+        return False
+    return type(value).__torch_dispatch__ is Tensor.__torch_dispatch__ or is_fake(value)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same values without the autograd graph, which would grow from round to round, and of no subclass: what it
+    makes of an operation could stop a round half-way."""
+    tensor = tensor.detach()
+    return tensor if type(tensor) is Tensor or is_fake(tensor) else tensor.as_subclass(Tensor)
 
 
 def check_room(caller: str, version: int) -> None:
@@ -165,12 +180,12 @@ def number_in(caller: str, name: str, value: Any, low: int, high: int) -> int:
         try:
             truth = isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool)
             plain = None if truth else index(value)
-        except (TypeError, ValueError, RuntimeError):  # tensors raise the last two
+        except Exception:  # tensors raise ValueError and RuntimeError, other classes whatever they like
             plain = None
     if plain is None:
         raise ValueError(f"{caller}: {name} must be a whole number in {low}..{high}, got {shown(value)}")
     if not low <= plain <= high:
-        raise ValueError(f"{caller}: {name} must lie in {low}..{high}, got {plain}")
+        raise ValueError(f"{caller}: {name} must lie in {low}..{high}, got {shown(plain)}")
     return plain
 
 
@@ -181,5 +196,7 @@ def name_of(dtype: torch.dtype) -> str:
 def describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor"
     layout = "" if value.layout == torch.strided else f" {str(value.layout).removeprefix('torch.')}"
     return f"{tuple(value.shape)} {name_of(value.dtype)}{layout}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..rules.registry import RuleError
 from ..server.receipt import Receipt
 from ..validation import converted, name_of, number_in, shown, whole
 from .facts import bytes_of, changed_settings, check_update, digest, settings_of, sha256, weight_of
@@ -20,7 +21,7 @@ from .updates import REFUSED, Updates
 KEEP = ("nothing", "recent", "all")
 ROTATE = 16 * 2**20  # bytes: some 40,000 uploads
 LEAST_ROTATE = 1024  # more than the first line of a file
-REFUSALS = (ValueError, TypeError, IndexError)  # of a server: the call changed nothing
+REFUSALS = (ValueError, RuleError)  # of a server: the call changed nothing
 MOST_STATES = 1000  # versions whose state was named and not saved
 
 
@@ -222,11 +223,11 @@ class Audited:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """A call of the server. Unless it refuses, the next line must say what happened."""
-        self._behind = True
+        before, self._behind = self._behind, True
         try:
             return getattr(self.server, method)(*arguments)
         except REFUSALS:
-            self._behind = False
+            self._behind = before
             raise
 
     def _note(self, kind: str, client: int, **fields: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, uint8
 
 from ..config import Config
-from ..validation import describe, name_of
+from ..validation import describe, is_dense, name_of
 from .line import NO_NUMBERS, one_line, plain
 
 THREADS = 8  # tensors hashed at a time
@@ -24,7 +24,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def check_update(update: object, shape: Size, dtype: torch.dtype) -> None:
     """Refuse what has other values, or none that can be hashed: a sparse tensor, or one in a layout of oneDNN."""
-    if isinstance(update, Tensor) and (update.shape, update.dtype, update.layout) == (shape, dtype, torch.strided):
+    if isinstance(update, Tensor) and is_dense(update) and (update.shape, update.dtype) == (shape, dtype):
         return
     expected = f"a dense tensor {tuple(shape)} {name_of(dtype)}"
     raise ValueError(f"Audited.submit: update must be {expected}, got {describe(update)}")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..rules.row_rules import left_out
 from ..server.receipt import Receipt, stale_receipt
-from ..validation import check, check_kept, check_start, describe
+from ..validation import check, check_kept, check_start, describe, plain
 from .base import Arrival, Rule, need
 
 
@@ -50,7 +50,7 @@ class RuleServer:
         if staleness > self.max_staleness:
             return stale_receipt(version, self.version, self.max_staleness, update.device)
         trained_on = models[version % len(models)]
-        receipt = self.enqueue(self._clients[client], update.detach(), trained_on, self._delays[staleness])
+        receipt = self.enqueue(self._clients[client], plain(update), trained_on, self._delays[staleness])
         return replace(receipt, staleness=staleness)
 
     def enqueue(self, client: Tensor, update: Tensor, trained_on: Tensor, staleness: Tensor) -> Receipt:

@@ -16,6 +16,10 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 BUILT_IN = frozenset(RULES)
 
 
+class RuleError(RuntimeError):
+    """A registered rule raised an error. The call is no round and changes nothing."""
+
+
 class WeightsFunction(Protocol):
     """A row-wise rule: the weights of the updates in the aggregate, from their inner products.
 
@@ -75,7 +79,7 @@ def _checked(name: str, weights: WeightsFunction) -> WeightsFunction:
             with torch.no_grad():
                 found = weights(gram, mask, config)
         except Exception as error:
-            raise RuntimeError(f"SecureAFL: rule={name!r} raised {type(error).__name__}: {error}") from error
+            raise RuleError(f"SecureAFL: rule={name!r} raised {type(error).__name__}: {error}") from error
         plain = isinstance(found, Tensor) and found.layout == torch.strided
         if not plain or (found.shape, found.dtype, found.device) != (shape, torch.float64, device):
             got = f"{describe(found)} on {found.device}" if isinstance(found, Tensor) else describe(found)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import Config
 from ..engines import fused, fused_averages
 from ..engines.ranks import notify_at_start, ranks_of
-from ..validation import MOST, check, check_device, check_room, checked_device, number_in
+from ..validation import MOST, check, check_device, check_room, checked_device, describe, is_dense, number_in, plain
 from .checkpoints import CheckpointedServer, read_checkpoint
 from .receipt import Receipt, stale_receipt, too_soon_receipt
 
@@ -112,7 +112,7 @@ class SecureAFL(CheckpointedServer):
                 sums = None  # of an update that all ranks refuse
                 if kept and on_turn:
                     with self._notify_peers:
-                        sums = self._sharded.update_sums(self._engine.number_of(client), update.detach(), trained_on)
+                        sums = self._sharded.update_sums(self._engine.number_of(client), plain(update), trained_on)
                 facts = {"client": client, "version": version, "the server's version": self.version}
                 self._sharded.synchronize("submit", facts, sums)
             if not kept:
@@ -123,7 +123,7 @@ class SecureAFL(CheckpointedServer):
                 since = self.version - self._turns[client]
                 return too_soon_receipt(client, since, self.config.spacing, staleness, self.version, update.device)
 
-            update = update.detach()  # otherwise an autograd graph would grow from round to round
+            update = plain(update)
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
             share = self._trials.share(client) if self._trials else 1.0
@@ -194,9 +194,11 @@ class SecureAFL(CheckpointedServer):
         check_room("SecureAFL.enqueue", self.version)
         tensors = {"client": client, "update": update, "trained_on": trained_on}
         for name, tensor in tensors.items():
+            if not is_dense(tensor):
+                raise ValueError(f"SecureAFL.enqueue: {name} must be a dense tensor, got {describe(tensor)}")
             check_device("SecureAFL.enqueue", name, tensor, self._models)
         with self._ordered():
-            update, trained_on = (tensor.detach().to(self._models.dtype) for tensor in (update, trained_on))
+            update, trained_on = (plain(tensor).to(self._models.dtype) for tensor in (update, trained_on))
             return self._round(client, update, trained_on, None)
 
     @property

@@ -1,6 +1,6 @@
 #include <Python.h>
 
-#include "kinship/kinship.h"
+#include "row_wise/kinship/kinship.h"
 #include "round/round.h"
 #include "round/tiles.h"
 

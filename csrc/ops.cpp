@@ -13,9 +13,9 @@
 // All schemas of the namespace secureafl. The comment above a schema names the file of its kernel; ops_cpu.cpp and
 // ops_cuda.cu of the same folder register the kernels. Fake kernels and docstrings: secureafl_ext/ops.py.
 STABLE_TORCH_LIBRARY(secureafl, m) {
-  // rules/in_registers.cuh, rules/columns_cpu.h
+  // coordinate_wise/in_registers.cuh, coordinate_wise/columns_cpu.h
   m.def("median(Tensor updates, Tensor? mask=None) -> Tensor");
-  // rules/in_registers.cuh, rules/columns_cpu.h
+  // coordinate_wise/in_registers.cuh, coordinate_wise/columns_cpu.h
   m.def("trimmed_mean(Tensor updates, int trim, Tensor? mask=None) -> Tensor");
   // lipschitz/lipschitz.cuh
   m.def("lipschitz(Tensor update, Tensor last_update, Tensor model, Tensor last_model) -> Tensor");
@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "estimate(Tensor model, Tensor last_updates, Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, "
       "float trust=1.0) -> Tensor");
-  // lbfgs/products.cuh, then the rule over lbfgs/aggregate.h: rules/columns.cuh
+  // lbfgs/products.cuh, then the rule over lbfgs/aggregate.h: coordinate_wise/columns.cuh
   m.def(
       "aggregate(Tensor model, Tensor update, int client, Tensor accepted, Tensor last_updates, "
       "Tensor last_models, Tensor dw, Tensor dg, Tensor pairs, Tensor seen, float trust=1.0, "
@@ -49,7 +49,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   m.def(
       "refresh_(Tensor scales, Tensor gram, Tensor along, Tensor(a!) factors, Tensor(b!) status, Tensor pairs, "
       "Tensor oldest, Tensor seen, float trust) -> ()");
-  // kinship/kin_step.cuh, kinship/kin_step_cpu.h
+  // row_wise/kinship/kin_step.cuh, row_wise/kinship/kin_step_cpu.h
   m.def(
       "kin_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) kinship, "
@@ -58,7 +58,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(p!) counts, float lr, float quantile, float max_norm, bool filter, bool receive, bool store_all, "
       "bool hold, int expiry, int probation, bool alone, int quorum, int span, int known, float kin, float crowd, "
       "float turned, float least, float least_sum, float least_apart, float near) -> (Tensor, Tensor, Tensor, Tensor)");
-  // support/refresh.cuh, support/refresh.h; the round itself as kin_step_
+  // row_wise/support/refresh.cuh, row_wise/support/refresh.h; the round itself as kin_step_
   m.def(
       "support_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) similarity, "
@@ -71,7 +71,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill, "
       "float apart, float apart_end) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
-  // mean_steps/mean_steps.cuh, mean_steps/mean_steps_cpu.h; the round itself as kin_step_
+  // row_wise/mean_steps/mean_steps.cuh, row_wise/mean_steps/mean_steps_cpu.h; the round itself as kin_step_
   m.def(
       "mean_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) means, Tensor(f!) total, "
@@ -83,7 +83,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
       "float group_spreads, float group_end, float group_left, float opposed, float opposed_end, float fill, "
       "float apart, float apart_end) -> (Tensor, Tensor, Tensor, Tensor)");
-  // row_rules/weights.h; the round itself as kin_step_
+  // row_wise/row_rules/weights.h; the round itself as kin_step_
   m.def(
       "row_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor(b!) last_updates, Tensor(c!) last_models, Tensor(d!) seen, Tensor(e!) products, Tensor(f!) centre, "
@@ -91,7 +91,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "Tensor(l!) recorded, Tensor(m!) factor_counts, Tensor(n!) counts, float lr, float quantile, float max_norm, "
       "bool filter, bool receive, bool store_all, bool hold, int expiry, int probation, bool alone, int quorum, "
       "str rule, float remove, float radius, int iterations) -> (Tensor, Tensor, Tensor, Tensor)");
-  // sketch/sketch_step.cuh, sketch/sketch_step_cpu.h
+  // row_wise/sketch/sketch_step.cuh, row_wise/sketch/sketch_step_cpu.h
   m.def(
       "sketch_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
       "Tensor order, Tensor signs, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "

@@ -36,7 +36,7 @@ def test_median_is_the_middle_of_the_sorted_column(random, device, n, d, dtype):
     assert oracles.same(median(updates.to(device)), oracles.median(as_numpy(updates)))
 
 
-# n: around every edge at which a GPU keeps a column in another way (csrc/rules/in_registers.cuh).
+# n: around every edge at which a GPU keeps a column in another way (csrc/coordinate_wise/in_registers.cuh).
 EDGES = [15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 100, 127, 128, 129, 299, 300, 320, 321, 640, 641, 1000, 1024, 1025]
 
 

@@ -4,9 +4,9 @@
 
 #include "common/host_device.h"
 #include "lbfgs/estimate.h"
-#include "rules/rows.h"
+#include "coordinate_wise/rows.h"
 
-// The input of the rule of `aggregate`, computed on the fly (Rows of rules/rows.h).
+// The input of the rule of `aggregate`, computed on the fly (Rows of coordinate_wise/rows.h).
 
 namespace secureafl::SECUREAFL_KIND {
 

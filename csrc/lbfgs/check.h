@@ -4,7 +4,7 @@
 
 #include "common/check.h"
 #include "lbfgs/history.h"
-#include "rules/check.h"
+#include "coordinate_wise/check.h"
 
 namespace secureafl::SECUREAFL_KIND {
 

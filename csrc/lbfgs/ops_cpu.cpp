@@ -6,7 +6,7 @@
 #include "common/team.h"
 #include "lbfgs/ops_impl.h"
 #include "lbfgs/products_cpu.h"
-#include "rules/columns_cpu.h"
+#include "coordinate_wise/columns_cpu.h"
 
 namespace secureafl {
 

@@ -3,7 +3,7 @@
 #include "lbfgs/estimate.cuh"
 #include "lbfgs/ops_impl.h"
 #include "lbfgs/products.cuh"
-#include "rules/columns.cuh"
+#include "coordinate_wise/columns.cuh"
 
 namespace secureafl {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
-#include "rules/rank.h"
+#include "coordinate_wise/rank.h"
 
 // A pooled Q without a window keeps all factors, but memory and time must not grow with the rounds. So it holds the
 // first r.room factors as they are and counts the later ones by key. A key is the exponent of a factor and the first 12

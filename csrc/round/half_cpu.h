@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "rules/rank.h"
+#include "coordinate_wise/rank.h"
 
 // Pairs are stored as float32, or as float16 in the type uint16_t.
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "round/check.h"
-#include "rules/check.h"
+#include "coordinate_wise/check.h"
 
 // The ops of a round for both devices: check arguments, allocate, pass plain pointers. A Device has
 //   step(round, verdict, changes, like)   a whole round: judge, pass, renew. It may leave the renewal to the next call:

@@ -11,7 +11,7 @@
 #include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "round/tile_pipeline.cuh"
-#include "rules/select.cuh"
+#include "coordinate_wise/select.cuh"
 
 namespace secureafl::cuda {
 

@@ -11,7 +11,7 @@
 #include "round/judge.h"
 #include "round/round.h"
 #include "round/tile_cpu.h"
-#include "rules/columns_cpu.h"
+#include "coordinate_wise/columns_cpu.h"
 
 // The pass over the history. All work on a tile is done while it is in a near cache.
 

@@ -5,7 +5,7 @@
 #include "round/members.cuh"
 #include "round/pass_shape.cuh"
 #include "round/round.h"
-#include "rules/select.cuh"
+#include "coordinate_wise/select.cuh"
 
 namespace secureafl::cuda {
 

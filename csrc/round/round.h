@@ -6,7 +6,7 @@
 #include "lbfgs/lbfgs.h"
 #include "round/presence.h"
 #include "round/verdict.h"
-#include "rules/rank.h"
+#include "coordinate_wise/rank.h"
 
 // A server round (docs/algorithm.md) in one pass over the history, in three steps that both devices share:
 //   judge   sums over the update -> verdict                                                       (judge.h, quantile.h)

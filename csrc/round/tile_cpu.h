@@ -6,8 +6,8 @@
 
 #include "round/round.h"
 #include "round/tiles.h"
-#include "rules/network_cpu.h"
-#include "rules/rank.h"
+#include "coordinate_wise/network_cpu.h"
+#include "coordinate_wise/rank.h"
 
 // Access to the history in memory.
 

@@ -6,7 +6,7 @@
 
 namespace secureafl {
 
-// CPU: the width of the sorting network (rules/network_cpu.h).
+// CPU: the width of the sorting network (coordinate_wise/network_cpu.h).
 constexpr int64_t kCpuColumns = 64;
 constexpr int64_t kMaxClients = 4096;
 

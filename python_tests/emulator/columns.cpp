@@ -1,8 +1,8 @@
 #include "arguments.h"
-#include "rules/in_registers.cuh"
-#include "rules/rows.h"
+#include "coordinate_wise/in_registers.cuh"
+#include "coordinate_wise/rows.h"
 
-// `median` and `trimmed_mean` on a CPU: runs the kernels of csrc/rules/in_registers.cuh, block after block.
+// `median` and `trimmed_mean` on a CPU: runs the kernels of csrc/coordinate_wise/in_registers.cuh, block after block.
 
 using namespace secureafl;
 

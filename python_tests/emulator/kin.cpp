@@ -1,13 +1,13 @@
 #include <memory>
 
 #include "arguments.h"
-#include "kinship/kin_step.cuh"
-#include "mean_steps/mean_steps.cuh"
-#include "row_rules/choose.h"
-#include "support/refresh.cuh"
+#include "row_wise/kinship/kin_step.cuh"
+#include "row_wise/mean_steps/mean_steps.cuh"
+#include "row_wise/row_rules/choose.h"
+#include "row_wise/support/refresh.cuh"
 
-// `kin_step_`, `support_step_`, `row_step_` and `mean_step_` on a CPU: runs the kernels of csrc/kinship/kin_step.cuh,
-// csrc/support/refresh.cuh and csrc/mean_steps/mean_steps.cuh, block after block.
+// `kin_step_`, `support_step_`, `row_step_` and `mean_step_` on a CPU: runs the kernels of csrc/row_wise/kinship/kin_step.cuh,
+// csrc/row_wise/support/refresh.cuh and csrc/row_wise/mean_steps/mean_steps.cuh, block after block.
 
 using namespace secureafl;
 

@@ -1,9 +1,9 @@
 #include <vector>
 
 #include "arguments.h"
-#include "sketch/sketch_step.cuh"
+#include "row_wise/sketch/sketch_step.cuh"
 
-// `sketch_step_` on a CPU: runs the kernels of csrc/sketch/sketch_step.cuh, block after block.
+// `sketch_step_` on a CPU: runs the kernels of csrc/row_wise/sketch/sketch_step.cuh, block after block.
 
 using namespace secureafl;
 

@@ -1,4 +1,4 @@
-"""FusedAverages: a round of averages="steps" on whole updates as one op (csrc/mean_steps), the refresh too."""
+"""FusedAverages: a round of averages="steps" on whole updates as one op (csrc/row_wise/mean_steps), the refresh too."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FusedKinship: a round of rule="kinship" without corrections as one op (csrc/kinship)."""
+"""FusedKinship: a round of rule="kinship" without corrections as one op (csrc/row_wise/kinship)."""
 
 import torch
 from torch import Tensor

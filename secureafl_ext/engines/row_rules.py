@@ -1,5 +1,5 @@
 """FusedRowRules: a round of krum, spectral, geometric_median or centered_clip without corrections as one op
-(csrc/row_rules)."""
+(csrc/row_wise/row_rules)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FusedSupport: a round of rule="support" without corrections as one op (csrc/support)."""
+"""FusedSupport: a round of rule="support" without corrections as one op (csrc/row_wise/support)."""
 
 import torch
 from torch import Tensor

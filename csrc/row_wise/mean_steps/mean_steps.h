@@ -1,0 +1,36 @@
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "row_wise/kinship/kinship.h"
+
+// A round of rule "support" with averages="steps" (reasons: secureafl_ext/rules/mean_steps.py). The sums and the step
+// are those of kinship.h, without products with other clients' updates: a round reads nothing of them but n numbers.
+// A refresh takes the inner products of all means.
+
+namespace secureafl::SECUREAFL_KIND {
+
+struct MeanRound : KinRound {
+  double* total;  // (n): sum of the shares of the updates in each client's mean, at most bounds.span
+  double* noise;  // (n): sum of the squared weights of the updates in the mean
+  double* norms;  // (n): of the last updates
+  double least;   // share of an update that does not move the model
+  double noisy;   // bound of the noise; above it the length of the mean is taken as 0
+  int64_t every;  // rounds between two refreshes
+};
+
+// Squared length of a mean without the noise of single updates. square: with it
+SECUREAFL_FN double square_without_noise(const MeanRound& r, int64_t k, double square) {
+  const double noise = r.noise[k];
+  return noise <= r.noisy ? fmax((square - noise) / (1 - noise), 0.0) : 0;
+}
+
+// What the mean of client k is multiplied by, so that it has that length. square: of the mean
+SECUREAFL_FN double shortened(const MeanRound& r, int64_t k, double square) {
+  return sqrt(fmin(square_without_noise(r, k, square) / fmax(square, 1e-300), 1.0));
+}
+
+}  // namespace secureafl::SECUREAFL_KIND

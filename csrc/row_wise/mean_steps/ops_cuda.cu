@@ -1,0 +1,28 @@
+#include <torch/csrc/stable/library.h>
+
+#include "row_wise/kinship/launch.cuh"
+#include "row_wise/mean_steps/mean_steps.cuh"
+#include "row_wise/mean_steps/ops_impl.h"
+
+namespace secureafl {
+
+// Six kernels: those of kin_step.cuh, and three of a refresh. Nothing waits for the device.
+class CudaMeanSteps : public CudaKin {
+ public:
+  using CudaKin::CudaKin;
+
+  void mean_step(const MeanRound& r, const Refresh& refresh, const Tensor& like) const {
+    const auto means = cuda::MeansPlan::of(r.n, r.d);
+    const auto plan = cuda::RefreshPlan::of(launch_, r.n);
+    const Tensor memory = allocate(like, ScalarType::Double, {cuda::MeansScratch::doubles(r.n, means, plan)});
+    const cuda::MeansScratch scratch(mutable_data<double>(memory), r.n, means, plan);
+    MeanRound round = r;
+    round.meet = scratch.refresh.word;
+    kin_step(round, like);
+    cuda::launch_refresh<cuda::ManyTeam>(launch_, round, means, plan, refresh, scratch);
+  }
+};
+
+}  // namespace secureafl
+
+SECUREAFL_REGISTER_MEAN_STEPS(CudaMeanSteps, CUDA)

@@ -1,0 +1,146 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "common/check.h"
+#include "common/tensors.h"
+#include "round/check.h"
+#include "row_wise/sketch/sketch.h"
+
+// The op sketch_step_ for both devices. A Device has sketch_step(round, like) and kHostReads, as in round/ops_impl.h.
+
+namespace secureafl::SECUREAFL_KIND {
+
+using SketchOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, factor, reason, weight
+
+// The sketch itself, and the state of the clients in sketches.
+struct SketchState {
+  const Tensor &models, &order, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &total,
+      &noise, &norms, &shift;
+
+  // Whether clients are compared by averages of steps; squares and met are empty then, else total and noise.
+  bool steps() const { return total.numel() > 0; }
+
+  // Number of clients.
+  template <typename Device>
+  int64_t check(const Check& check, const char* op, int64_t span) const {
+    check.shape("models", models, "(rows, d)", {-1, -1});
+    check.shape("update_sketches", update_sketches, "(n, k)", {-1, -1});
+    const int64_t d = models.size(1), n = update_sketches.size(0), k = update_sketches.size(1);
+    if (n < 1 || n > kMaxSketched) refuse(op, "update_sketches must hold 1 to ", kMaxSketched, " clients, got ", n);
+    if (d < 1 || k < 1) refuse(op, "d and k must be 1 or more, got ", d, " and ", k);
+    const int64_t places = (d + k - 1) / k * k;
+    check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
+    check.state("order", order, ScalarType::Long, "(ceil(d / k) k,)", {places});
+    check.state("signs", signs, ScalarType::Float, "(ceil(d / k) k,)", {places});
+    check.state("update_sketches", update_sketches, ScalarType::Float, "(n, k)", {n, k});
+    check.state("model_sketches", model_sketches, ScalarType::Float, "(n, k)", {n, k});
+    check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
+    check.state("means", means, ScalarType::Float, "(n, k)", {n, k});
+    const int64_t by_steps = steps() ? n : 0, by_uploads = n - by_steps;
+    check.state("squares", squares, ScalarType::Double, "(n,), or (0,) with total", {by_uploads});
+    check.state("met", met, ScalarType::Long, "(n,), or (0,) with total", {by_uploads});
+    check.state("total", total, ScalarType::Double, "(n,), or (0,)", {by_steps});
+    check.state("noise", noise, ScalarType::Double, "(n,), or (0,) without total", {by_steps});
+    check.state("norms", norms, ScalarType::Double, "(n,)", {n});
+    check.state("shift", shift, ScalarType::Double, "(n,)", {n});
+    if constexpr (Device::kHostReads) check_values(check, n, d, places, static_cast<double>(span));
+    return n;
+  }
+
+  // Checks values that the host can read. A kernel clamps the places, and takes the others as they are.
+  void check_values(const Check& check, int64_t n, int64_t d, int64_t places, double span) const {
+    const int64_t* place = data<int64_t>(order);
+    const auto [least, most] = std::minmax_element(place, place + places);
+    check.within("order must lie in", *least, 0, d - 1);
+    check.within("order must lie in", *most, 0, d - 1);
+    for (int64_t k = 0; k < n; ++k) {
+      if (steps()) {
+        check.between("total must lie in 0 to span", data<double>(total)[k], 0, span);
+        check.between("noise must lie in 0 to 1", data<double>(noise)[k], 0, 1);
+      } else {
+        check.within("met must lie in", data<int64_t>(met)[k], 0, INT64_MAX - 1);
+      }
+      check.number("norms must be 0 or more", data<double>(norms)[k], data<double>(norms)[k] >= 0);
+    }
+  }
+
+  std::vector<Span> spans() const {
+    return {span_of("order", order, false),
+            span_of("signs", signs, false),
+            span_of("update_sketches", update_sketches, true),
+            span_of("model_sketches", model_sketches, true),
+            span_of("seen", seen, true),
+            span_of("means", means, true),
+            span_of("squares", squares, true),
+            span_of("met", met, true),
+            span_of("total", total, true),
+            span_of("noise", noise, true),
+            span_of("norms", norms, true),
+            span_of("shift", shift, false)};
+  }
+
+  void fill(SketchRound& r) const {
+    r.n = update_sketches.size(0);
+    r.k = update_sketches.size(1);
+    r.rows = order.size(0) / r.k;
+    r.order = data<int64_t>(order);
+    r.signs = data<float>(signs);
+    r.update_sketches = mutable_data<float>(update_sketches);
+    r.model_sketches = mutable_data<float>(model_sketches);
+    r.seen = mutable_data<bool>(seen);
+    r.means = mutable_data<float>(means);
+    r.steps = steps();
+    r.squares = mutable_data<double>(squares);
+    r.met = mutable_data<int64_t>(met);
+    r.total = mutable_data<double>(total);
+    r.noise = mutable_data<double>(noise);
+    r.norms = mutable_data<double>(norms);
+    r.shift = data<double>(shift);
+  }
+};
+
+template <typename Device>
+SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
+                          int64_t next_row, Tensor models, const Tensor& order, const Tensor& signs,
+                          Tensor update_sketches, Tensor model_sketches, Tensor seen, Tensor means, Tensor squares,
+                          Tensor met, Tensor total, Tensor noise, Tensor norms, const Tensor& shift, Tensor clock,
+                          Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts,
+                          Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
+                          bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
+                          double least_share) {
+  constexpr const char* op = "sketch_step_";
+  const Check check(op, "models", models, /*two_byte_types=*/false);
+  const SketchState state{models,  order, signs, update_sketches, model_sketches, seen, means,
+                          squares, met,   total, noise,           norms,          shift};
+  check.within("span must lie in", span, 1, INT32_MAX);
+  check.least_share(least_share);
+  const int64_t n = state.check<Device>(check, op, span);
+  const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
+  const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
+                        models,        seen_factors, recorded,          factor_counts, counts};
+  const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
+  check_row_wise<Device>(check, op, n, presence, arrival, settings, quorum, span, state.spans());
+
+  const Device device(models);
+  SketchRound r{};
+  const SketchOutcome outcome = std::tuple_cat(arrival.fill(r), std::tuple{allocate(models, ScalarType::Double, {})});
+  r.weight = mutable_data<double>(std::get<3>(outcome));
+  state.fill(r);
+  settings.fill(r);
+  r.presence = presence.view(/*alone=*/true);
+  r.quorum = quorum;
+  r.span = static_cast<double>(span);
+  r.least = least_share;
+  device.sketch_step(r, models);
+  return outcome;
+}
+
+}  // namespace secureafl::SECUREAFL_KIND
+
+// Used at the end of ops_cpu.cpp and ops_cuda.cu.
+#define SECUREAFL_REGISTER_SKETCH(Device, key)                                     \
+  STABLE_TORCH_LIBRARY_IMPL(secureafl, key, m) {                                   \
+    m.impl("sketch_step_", TORCH_BOX(&secureafl::sketch_step<secureafl::Device>)); \
+  }

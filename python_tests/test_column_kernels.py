@@ -7,7 +7,7 @@ from emulated import call, library
 from secureafl_ext import median, trimmed_mean
 
 MEDIAN, TRIMMED = 0, 1  # enum Rule in csrc/coordinate_wise/rank.h
-# Around every edge at which a column is kept in another way (reduce_in_registers in csrc/coordinate_wise/in_registers.cuh).
+# Around every edge at which a column is kept in another way (reduce_in_registers, csrc/coordinate_wise).
 EDGES = [0, 1, 2, 3, 15, 16, 17, 32, 33, 50, 52, 53, 64, 65, 127, 128, 129, 300, 320, 321, 640, 641, 1000, 1023, 1024]
 SORTED = 64  # up to so many rows a column is sorted, and its sum is that of the CPU bit for bit
 

@@ -4,7 +4,7 @@ With step="received" a round needs of the other clients only their weights. So n
 costs the same for any number of clients, but for a few passes over n numbers. A refresh compares all averages.
 
 Sketched keeps k numbers in place of whole updates and models, for large fleets and models. In float32 on a CPU or a
-CUDA device its round is one op (csrc/row_wise/sketch); the refresh is torch code. Of whole updates see fused_averages.py.
+CUDA device its round is one op (csrc/row_wise/sketch); the refresh is torch code. fused_averages.py has whole updates.
 """
 
 from collections.abc import Mapping

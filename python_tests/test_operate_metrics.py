@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -139,7 +140,7 @@ def test_a_scrape_over_http_until_the_end(prometheus):
 
 
 def test_silent_connections_are_few_and_end(prometheus, monkeypatch):
-    monkeypatch.setattr(prometheus.Handler, "timeout", 0.2)
+    monkeypatch.setattr(prometheus, "LONGEST_CONNECTION", 0.2)
     metrics = prometheus.Prometheus()
     port = int(re.search(r":(\d+)/", metrics.serve(port=0))[1])
     most = prometheus.MOST_CONNECTIONS
@@ -147,10 +148,41 @@ def test_silent_connections_are_few_and_end(prometheus, monkeypatch):
     for connection in silent:  # the last is refused at once, the others are closed in their silence
         assert connection.recv(1) == b""
         connection.close()
-    metrics._endpoint._free.acquire(timeout=30)  # connections are free again
-    metrics._endpoint._free.release()
     metrics.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "secureafl-metrics"]
+
+
+def test_connections_that_trickle_end_and_scrapes_go_on(prometheus, monkeypatch):
+    monkeypatch.setattr(prometheus, "LONGEST_CONNECTION", 0.5)
+    metrics = prometheus.Prometheus()
+    address = metrics.serve(port=0)
+    port = int(re.search(r":(\d+)/", address)[1])
+    slow = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(prometheus.MOST_CONNECTIONS)]
+    for _ in range(100):
+        for connection in list(slow):
+            try:
+                connection.sendall(b"G")
+            except OSError:
+                connection.close()
+                slow.remove(connection)
+        time.sleep(0.05)
+        if not slow:
+            break
+    assert not slow, "they are cut by their age"
+
+    def wait_until(are_open):  # the threads have noticed
+        while len(metrics._endpoint._open) != are_open:
+            time.sleep(0.001)
+
+    wait_until(0)
+    with urlopen(address, timeout=30) as answer:
+        assert answer.status == 200
+    wait_until(0)
+    monkeypatch.setattr(prometheus, "LONGEST_CONNECTION", 60.0)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as idle:
+        wait_until(1)
+        metrics.close()
+        assert idle.recv(1) == b"", "closing ends what is open"
 
 
 def test_every_metric_is_documented_and_every_query_has_metrics(prometheus):

@@ -157,6 +157,21 @@ def test_nobody_is_named_for_a_difference_that_may_be_chance(shares):
     assert plain(view)["named"] == []
 
 
+@pytest.mark.parametrize("ahead", [1.0, -1.0, 5.0], ids=["slow", "back", "far"])
+def test_a_log_with_seconds_between_all_lines_is_not_compared_at_each(monkeypatch, ahead):
+    compared, name = [], fleet.Fleet.name
+    monkeypatch.setattr(fleet.Fleet, "name", lambda *given: compared.append(given) or name(*given))
+    view, n = View(), 2_000
+    view.verdicts([told(n - 1, at=5000.0)])
+    for k in range(200):
+        at = 5000.0 + (k % 2 if ahead < 0 else k * ahead)
+        view.verdicts([told(k, at=at)])
+        view.look(looked(1, at=at))
+    assert 10 <= len(compared) < 50
+    view.look(looked(n, at=9000.0))
+    assert compared[-1][1] == 9000.0, "a look at everybody is always compared"
+
+
 def test_the_suspicious_come_first():
     view, n = View(), 6
     view.verdicts(

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import threading
 import time
 import urllib.request
@@ -92,6 +93,45 @@ def test_a_log_is_followed_as_it_grows_and_over_its_rotation(tmp_path):
         log.step()
         write(path, told(1, "stale"))
         assert log.step() and log.view.snapshot()["totals"] == {"accepted": 30, "stale": 2}
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["by its name", "once it is open"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device without end", "a folder"])
+def test_a_log_that_becomes_something_else_ends_the_reading(tmp_path, monkeypatch, kind, checked):
+    path, ended = tmp_path / "log", []
+    write(path, told(0))
+    with Follow(path, View()) as log:
+        log.step()
+        path.unlink()
+        {"a pipe": os.mkfifo, "a folder": os.mkdir}.get(kind, lambda path: path.symlink_to("/dev/zero"))(path)
+        if not checked:  # it came after the look at its name
+            monkeypatch.setattr(follow, "need_file", lambda path, most: None)
+
+        def step(read):
+            try:
+                read()
+            except (ValueError, OSError) as error:
+                ended.append(str(error))
+
+        for read in (log.step, lambda: Follow(path, View())):
+            thread = threading.Thread(target=step, args=(read,), daemon=True)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive(), "it waits for the end of something that has none"
+        assert log.view.snapshot()["totals"] == {"accepted": 1}
+    assert len(ended) == 2 and all("expected a file, got a" in said or "Is a directory" in said for said in ended)
+
+
+def test_a_log_that_is_gone_again_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    write(path, told(0))
+    with Follow(path, View()) as log:
+        log.step()
+        path.unlink()
+        monkeypatch.setattr(log, "_is_replaced", lambda: True)
+        assert not log.step()
+        write(path, told(1))
+        assert log.step() and log.view.snapshot()["totals"] == {"accepted": 2}
 
 
 def test_damaged_lines_are_counted_and_the_others_are_read(tmp_path, monkeypatch):

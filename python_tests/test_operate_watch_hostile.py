@@ -1,4 +1,4 @@
-"""`secureafl watch` on addresses and answers of any kind: one line, within a time."""
+"""`secureafl watch` on addresses, answers and logs of any kind: one line, within a time and a memory."""
 
 import contextlib
 import copy
@@ -8,10 +8,14 @@ import threading
 import time
 from types import SimpleNamespace
 
+import hostile
+import numpy as np
 import pytest
 
 from secureafl_ext.cli import main, watch
 from secureafl_ext.operate import Verdict, View
+from secureafl_ext.operate.json_lines import LONGEST_LINE, LONGEST_SHORT, MOST_CLIENTS, read_line
+from secureafl_ext.operate.json_log import encode, verdict_fields
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -168,3 +172,46 @@ def test_the_live_table_goes_on_after_any_answer(monkeypatch, capsys):
     troubles = [trouble for trouble in tables if trouble]
     assert len(troubles) == 2 and all(trouble.endswith("; trying again") for trouble in troubles)
     assert "stopped watching" in capsys.readouterr().err
+
+
+EXPENSIVE = {
+    "lists": ("[],", "at most 10000 quotes, brackets and braces"),
+    "objects": ("{},", "at most 10000 quotes, brackets and braces"),
+    "texts": ('"ab",', "at most 10000 quotes, brackets and braces"),
+    "numbers": ("999,", "and 8010000 commas, got 8 and 10000001"),
+}
+
+
+@pytest.mark.parametrize("event", ["look", "verdict"])
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_line_of_a_log_costs_no_more_than_a_few_times_its_length(name, event):
+    part, said = EXPENSIVE[name]
+    count = 10_000_000 if name == "numbers" else 2_000_000
+    line = f'{{"event":"{event}","x":[{part * count}0]}}'
+    assert len(line) < LONGEST_LINE
+    with hostile.at_most(2 * len(line) / 1e6), pytest.raises(ValueError, match=f"read_line: line must have .*{said}"):
+        read_line(line)
+
+
+def test_only_a_look_may_be_long():
+    fields = verdict_fields(Verdict(1.0, "accepted", 0, "\U0001f600" * 100, 1, reason="\U0001f600" * 500))
+    assert len(encode(fields)) < LONGEST_SHORT / 10, "of the longest verdict"
+    told = read_line(encode({**fields, "more": [0] * 50_000}))
+    assert told.who == fields["who"] and told.reason == fields["reason"], "what collects logs may add fields"
+    with pytest.raises(ValueError, match=f"line of the event verdict must have at most {LONGEST_SHORT} characters"):
+        read_line(encode({**fields, "more": [0] * 100_000}))
+    with pytest.raises(ValueError, match="line must be JSON, got '") as caught:
+        read_line("\x80" * 1_000_000)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_look_at_the_largest_fleet_is_read():
+    flags, weights, means = (f"[{','.join([text] * MOST_CLIENTS)}]" for text in ("1", "1.23457e-06", "-1.23e-05"))
+    lists = {name: flags for name in ("seen", "live", "present", "left_out")} | {"weights": weights}
+    lists |= {name: means for name in ("with_others", "with_itself", "group")}
+    stats = encode({name * 10: 2**53 for name in map(chr, range(97, 123))})
+    fields = {"at": "1.5", "version": "3", "stats": stats, "threshold": "null", **lists, "queue": "null"}
+    line = f'{{"event":"look",{",".join(f"{name!r}:{text}" for name, text in fields.items())}}}'.replace("'", '"')
+    assert LONGEST_LINE / 2 < len(line) < LONGEST_LINE
+    look = read_line(line)
+    assert look.seen.all() and len(look.seen) == MOST_CLIENTS and np.allclose(look.group, -1.23e-5)

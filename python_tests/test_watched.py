@@ -2,13 +2,14 @@
 
 import threading
 import time
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from secureafl_ext import SecureAFL
+from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.operate import KINDS, Observer, Watched, watched
 from secureafl_ext.operate.look import agreement
 
@@ -84,6 +85,122 @@ def test_a_look_has_every_client(device):
     assert cosines.shape == (3, 3) and np.allclose(np.diag(cosines), 1) and cosines[0, 1] > 0.9
     plain = Watched(make(device), [], every=0)
     assert plain.similarity([0, 1]) is None and plain.look().with_others is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"rule": "support", "memory": 0}, RECOMMENDED, {"estimate": False}], ids=str)
+def test_a_look_stays_as_it_was(settings, device):
+    with Watched(make(device, **settings), [], every=0) as server:
+        for client, update in uploads(20):
+            server.submit(client % 4, update.to(device), server.version)
+            look = server.look()
+            before = {field.name: np.copy(getattr(look, field.name)) for field in fields(look)}
+            server.submit(4 + client % 2, -update.to(device), server.version)
+            server.leave(client % 4)
+            for name, value in before.items():
+                assert (value == getattr(look, name)).all() or np.array_equal(value, getattr(look, name), True), name
+            server.forget(4)
+
+
+class Other:
+    """A server of which a call takes long, or waits for something."""
+
+    def __init__(self, name, call):
+        self.server, self.name, self.call = make(), name, call
+
+    def __getattr__(self, name):
+        if name != self.name:
+            return getattr(self.server, name)
+
+        def answer(*arguments):
+            result = None if name == "stats" else getattr(self.server, name)(*arguments)
+            self.call()
+            return self.server.stats() if name == "stats" else result
+
+        return answer
+
+
+def test_a_look_is_of_one_version():
+    """A round comes between two of its fields, if it can."""
+    thread = threading.Thread(target=lambda: server.submit(1, torch.ones(D), 0))
+
+    def meanwhile():
+        if not server.version:
+            thread.start()
+            thread.join(0.5)
+
+    with Watched(Other("stats", meanwhile), [], every=0) as server:
+        look = server.look()
+        thread.join()
+        assert look.version == look.stats["accepted"] == look.seen.sum() == 0 and server.version == 1
+        assert server.look().version == 1
+
+
+def test_verdicts_of_two_threads_come_in_order():
+    """The first upload has its receipt, and then its thread is stopped for a while."""
+    notes, first = Notes(), threading.Event()
+
+    def stopped():
+        if not first.is_set():
+            first.set()
+            second.join(0.5)
+
+    with Watched(Other("submit", stopped), [notes], every=0) as server:
+        second = threading.Thread(target=lambda: first.wait(60) and server.submit(1, torch.ones(D), 0))
+        second.start()
+        server.submit(0, torch.ones(D), 0)
+        second.join()
+    assert [(verdict.client, verdict.version) for verdict in notes.seen] == [(0, 1), (1, 2)]
+
+
+def test_a_look_comes_after_the_verdicts_before_it(monkeypatch):
+    """The observer is behind, and a look is due after each verdict."""
+    monkeypatch.setattr(watched, "LARGEST_BATCH", 1)
+    versions, looks, go = [], [], threading.Event()
+
+    class Slow(Observer):
+        def verdicts(self, batch):
+            go.wait(60)
+            versions.extend(verdict.version for verdict in batch)
+
+        def look(self, look):
+            looks.append(look.version)
+            versions.append(look.version)
+
+        def evaluated(self, at, version, error):
+            versions.append(version)
+
+    with Watched(make(), [Slow()], every=1e-6) as server:
+        for client, update in uploads(30):
+            server.submit(client, update, server.version)
+            server.evaluated(0.5)
+        go.set()
+        assert server.flush()
+    assert versions == sorted(versions) and len(versions) == 60 + len(looks) and looks[-1] == 30
+    assert len(looks) > 1
+
+
+def test_a_look_is_told_even_if_verdicts_are_dropped(monkeypatch):
+    monkeypatch.setattr(watched, "MOST_WAITING", 0)
+    notes = Notes()
+    with Watched(make(), [notes], every=0.01) as server:
+        server.submit(0, torch.ones(D), 0)
+        while not notes.looks:
+            time.sleep(0.001)
+    assert notes.seen == [] and notes.lost == 1
+
+
+def test_a_closed_watched_keeps_nothing():
+    notes = Notes()
+    server = Watched(make(), [notes], every=0)
+    server.submit(0, torch.ones(D), 0)
+    server.close()
+    server.close()
+    for client, update in uploads(20):
+        server.submit(client, update, server.version)
+    server.leave(1)
+    server.evaluated(0.5)
+    assert server.flush(5) and server._waiting.qsize() == 0 and server.version == 21
+    assert len(notes.seen) == 1 and notes.errors == [] and notes.lost == 0
 
 
 @pytest.mark.parametrize("n", [8, 600])

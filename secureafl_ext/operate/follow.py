@@ -1,7 +1,9 @@
 """Follow: a view of a JSON log, also while it grows. The file may be damaged; what cannot be read is counted."""
 
 import os
+import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from ..bounded_files import PIECE, need_file
@@ -18,8 +20,7 @@ class Follow:
 
     def __init__(self, path: Path, view: View):
         self.path, self.view = path, view
-        need_file(path, LARGEST_FILE)
-        self._file = open(path, "rb")  # noqa: SIM115 - closed below
+        self._file = opened(path)
         self._rest = b""  # the last line, as long as it has no end
         self._is_too_long = False  # the last line is, and is skipped
 
@@ -28,8 +29,12 @@ class Follow:
         is_new = self._read()
         if self._is_replaced():  # a log that has become too long is renamed, and another one begins
             is_new = self._read() or is_new  # what came in between
+            try:
+                file = opened(self.path)
+            except FileNotFoundError:  # it is gone again
+                return is_new
             self.close()
-            self._file = open(self.path, "rb")  # noqa: SIM115
+            self._file = file
             self._rest, self._is_too_long = b"", False
             is_new = self._read() or is_new
         return is_new
@@ -92,3 +97,14 @@ class Follow:
             self.view.evaluated(what.at, what.version, what.error)
         elif isinstance(what, Dropped):
             self.view.dropped(what.count)
+
+
+def opened(path: Path) -> BufferedReader:
+    """The file, if it is one: a pipe or a device would never end."""
+    need_file(path, LARGEST_FILE)
+    # Non-blocking: opening a pipe would wait for ever, and it may have come since the look at its name.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path}: expected a file, got a pipe or a device")
+    return file

@@ -14,7 +14,11 @@ from .watched import Evaluation
 
 LONGEST_NAME, LONGEST_REASON = 100, 500  # characters
 LONGEST_LINE = 2**26  # characters, or bytes: a look at MOST_CLIENTS clients has fewer
+LONGEST_SHORT = 2**17  # of lines that are no look; the longest verdict of a JsonLog has some 8,000
 MOST_CLIENTS = 1_000_000
+# In a long line, and so in a look. One of `[],[],...` would need 24 times its length as Python's lists, and a minute.
+MOST_OBJECTS = 10_000  # quotes, brackets and braces; a JsonLog writes some hundreds
+MOST_VALUES = 8 * MOST_CLIENTS + MOST_OBJECTS  # a look has eight lists
 MOST_STATS = 100
 LATEST = 1e11  # seconds since 1970: the year 5138
 
@@ -34,17 +38,35 @@ def read_line(line: str) -> Verdict | Look | Evaluation | Dropped | None:
     """
     if len(line) > LONGEST_LINE:
         raise ValueError(f"read_line: line must have at most {LONGEST_LINE} characters, got {len(line)}")
-    if not line.strip():
+    if not line or line.isspace():
         return None
+    need_cheap(line)
     try:
         fields = json.loads(line, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"read_line: line must be JSON, got {shown(line)}: {str(error)[:100]}") from None
+        raise ValueError(f"read_line: line must be JSON, got {start_of(line)}: {str(error)[:100]}") from None
     event = fields.get("event") if isinstance(fields, dict) else None
     if not isinstance(event, str) or event not in READERS:
         names = ", ".join(READERS)
-        raise ValueError(f'read_line: line must be an object with "event" one of {names}, got {shown(line)}')
+        raise ValueError(f'read_line: line must be an object with "event" one of {names}, got {start_of(line)}')
+    if event != "look" and len(line) > LONGEST_SHORT:
+        expected = f"at most {LONGEST_SHORT} characters"
+        raise ValueError(f"read_line: line of the event {event} must have {expected}, got {len(line)}")
     return READERS[event](fields)
+
+
+def need_cheap(line: str) -> None:
+    """Before a long line is parsed: what it becomes is a few times as long, whoever wrote it."""
+    if len(line) <= LONGEST_SHORT:
+        return
+    objects, values = (sum(map(line.count, marks)) for marks in ('"[{', ","))
+    if objects > MOST_OBJECTS or values > MOST_VALUES:
+        most = f"{MOST_OBJECTS} quotes, brackets and braces, and {MOST_VALUES} commas"
+        raise ValueError(f"read_line: line must have at most {most}, got {objects} and {values}")
+
+
+def start_of(line: str) -> str:
+    return shown(line[:100])  # all of a long line, written out, would be several times as long
 
 
 def refuse(constant: str) -> None:

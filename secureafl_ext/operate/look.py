@@ -16,23 +16,29 @@ NOISE = 0.2  # of the median norm: a mean update below has no direction
 
 
 def look_at(server: Any) -> Look:
-    """All clients of a SecureAFL now. Waits for the device."""
+    """All clients of a SecureAFL now. Waits for the device. No round must come meanwhile, or the fields would be of
+    different versions; Watched sees to that."""
     without, present = server.left_out(), server.present
     with_others, with_itself, group = agreement(getattr(server, "similarity", None), present)
     return Look(
         at=time.time(),
         version=server.version,
         stats=server.stats(),
-        seen=server.seen.cpu().numpy(),
-        live=server.live.cpu().numpy(),
-        present=present.cpu().numpy(),
-        weights=server.weights().cpu().numpy(),
-        left_out=None if without is None else without.cpu().numpy(),
+        seen=copied(server.seen),
+        live=copied(server.live),
+        present=copied(present),
+        weights=copied(server.weights()),
+        left_out=None if without is None else copied(without),
         threshold=float(server.threshold()),
         with_others=with_others,
         with_itself=with_itself,
         group=group,
     )
+
+
+def copied(values: Tensor) -> np.ndarray:
+    """On a CPU numpy() shares the server's memory, which the next round changes."""
+    return values.cpu().numpy().copy()
 
 
 def agreement(means: Tensor | None, present: Tensor) -> tuple[np.ndarray | None, ...]:

@@ -4,6 +4,7 @@ import logging
 import math
 import socket
 import threading
+import time
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ SECONDS = tuple(digit * 10.0**power for power in range(-5, 1) for digit in (1, 2
 # A client chooses its factor. One of 1e300 would leave the histogram's sum without any digit of the others, for good.
 LARGEST_FACTOR = 1e6
 MOST_CONNECTIONS = 8
-LONGEST_SILENCE = 10.0  # seconds of a connection
+LONGEST_CONNECTION = 10.0  # seconds, however slowly a request trickles in
 
 
 class Prometheus(Observer):
@@ -159,33 +160,49 @@ class Prometheus(Observer):
         """No more scrapes at the address. The registry keeps the last values."""
         if self._endpoint is not None and self._thread is not None:
             self._endpoint.shutdown()
-            self._endpoint.server_close()
             self._thread.join()
+            self._endpoint.cut(0.0)
+            self._endpoint.server_close()
             self._endpoint = self._thread = None
 
 
 class Endpoint(ThreadingWSGIServer):
-    """prometheus_client's own server, with bounds: so many connections at a time, none of them silent for long."""
+    """prometheus_client's own server, with bounds: so many connections at a time, none of them for long."""
 
     def __init__(self, *arguments: Any):
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._open: dict[socket.socket, float] = {}  # connections, and when they began
+        self._open_lock = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
+        with self._open_lock:
+            has_room = len(self._open) < MOST_CONNECTIONS
+            if has_room:
+                self._open[request] = time.monotonic()
+        if has_room:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
-            self._free.release()
-            raise
+        else:
+            self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        super().service_actions()
+        self.cut(LONGEST_CONNECTION)
+
+    def cut(self, seconds: float) -> None:
+        """End the connections that are as old as this. Their threads then fail to read or write, and close them."""
+        now = time.monotonic()
+        with self._open_lock:
+            for connection, began in self._open.items():
+                if now - began >= seconds:
+                    try:
+                        connection.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        logger.debug("Prometheus: a connection has ended by itself")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Without the traceback on stderr: whoever hangs up early would fill the log."""
@@ -202,7 +219,7 @@ def family_of(host: str, port: int) -> type[Endpoint]:
 
 
 class Handler(WSGIRequestHandler):
-    timeout = LONGEST_SILENCE
+    timeout = LONGEST_CONNECTION
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """A scrape every few seconds is no news."""

@@ -21,6 +21,7 @@ MOST_NAMED = 200
 MOST_ROWS = 100  # clients in one answer
 RATE_SECONDS = 10.0  # the rate in the head is a mean over these
 COMPARE_SECONDS = 1.0  # between two comparisons of all clients
+COMPARE_SHARE = 0.01  # and new verdicts, per client: a forged log can have a second between any two lines
 SHOWN = (*UPLOADS, "garbage", "failed")  # kinds with a curve of their own
 STATE_SERIES = STATES[:4]
 
@@ -45,7 +46,7 @@ class View(Observer):
         self._named: deque[dict[str, Any]] = deque(maxlen=MOST_NAMED)
         self._version = self._dropped = self._damaged = 0
         self._newest: float | None = None
-        self._compared_at = 0.0
+        self._compared_at, self._news = 0.0, 0  # verdicts and clients looked at since then
         self._threshold: float | None = None
         self._weighs: bool | None = None  # whether the rule can leave clients out; None: no look yet
         self._queue: Queue | None = None
@@ -71,6 +72,7 @@ class View(Observer):
             self._threshold = finite(look.threshold)
             self._queue = look.queue
             self.fleet.look(look)
+            self._news += len(look.seen)
             self._name(look.at, look.version)
             i, states = self._series.bucket(look.at), self._states()
             self._series.last["threshold"][i] = np.nan if self._threshold is None else self._threshold
@@ -108,6 +110,7 @@ class View(Observer):
         code = CODES[verdict.kind]
         self._totals[verdict.kind] += 1
         self.fleet.verdict(verdict)
+        self._news += 1
         if abs(verdict.at - self._compared_at) >= COMPARE_SECONDS:
             self._name(verdict.at, verdict.version)
         i = self._series.bucket(verdict.at)
@@ -124,7 +127,9 @@ class View(Observer):
             self._timeline.append((self.changes, verdict.at, verdict.client, code))
 
     def _name(self, at: float, version: int) -> None:
-        self._compared_at = at
+        if self._news < COMPARE_SHARE * len(self.fleet):
+            return
+        self._compared_at, self._news = at, 0
         for client in self.fleet.name(at, version):
             moment = {"client": client, "name": self.fleet.names[client], "at": at, "version": version}
             self._named.append({**moment, "why": self.fleet.reason(client)})

@@ -43,12 +43,17 @@ class Evaluation:
     error: float
 
 
+News = Upload | Verdict | Evaluation | Look  # for the observers
+
+
 class Watched:
-    """Use it in place of the server: it has the same methods. The observers are told about every call in a thread.
+    """Use it in place of the server: it has the same methods. The observers are told about every call in a thread, in
+    the order in which the server answered, whatever threads call it.
 
     server: SecureAFL, or another `Server`    observers: told in this order
     every: seconds between two looks at all clients; 0: none    names: client -> its name outside of the server
-    A look takes as long as `server.weights()`, and a `submit` at the same time waits for it.
+    A look takes as long as `server.weights()`, and a `submit` at the same time waits for it. It is of a single version,
+    as long as all calls of the server go through this object.
     queue: set it to `loop.queue` if the server is in a Flower loop, and every look tells about it
     """
 
@@ -65,10 +70,11 @@ class Watched:
         self.server, self.observers, self.every = server, list(observers), every
         self.names = dict(names or {})
         self.queue: Callable[[], Queue] | None = None
-        self._waiting: queue.SimpleQueue[Upload | Verdict | Evaluation | None] = queue.SimpleQueue()
-        self._dropped = 0
-        self._told = threading.Condition()
-        self._given = self._handled = 0  # verdicts and evaluations
+        # From a call of the server until it waits to be told, and around a look. Reentrant: a signal may come within.
+        self._calls = threading.RLock()
+        self._waiting: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._told = threading.Condition()  # for the counts and _closed; nobody waits for another lock within it
+        self._given = self._handled = self._dropped = 0
         self._closed = False
         self._hurry = threading.Event()  # someone waits for the observers
         self._thread = threading.Thread(target=self._tell_all, name="secureafl-observers", daemon=True)
@@ -97,21 +103,28 @@ class Watched:
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """`server.submit`, and its receipt for the observers."""
         began = time.perf_counter()
-        receipt = self.server.submit(client, update, version)
-        seconds = time.perf_counter() - began
-        client = int(client)
-        self._give(Upload(time.time(), seconds, client, self.names.get(client, ""), receipt))
-        return receipt
+        with self._calls:
+            receipt = self.server.submit(client, update, version)
+            seconds = time.perf_counter() - began
+            client = int(client)
+            self._give(Upload(time.time(), seconds, client, self.names.get(client, ""), receipt))
+            return receipt
 
     def forget(self, client: int) -> None:
-        self.server.forget(client)
-        self._give(self._event("forgotten", client))
-        self.names.pop(int(client), None)
+        with self._calls:
+            self.server.forget(client)
+            self._give(self._event("forgotten", client))
+            self.names.pop(int(client), None)
 
     def leave(self, client: int) -> None:
-        if hasattr(self.server, "leave"):  # optional in `Server`, and the Flower loop calls it where it is there
-            self.server.leave(client)
-        self._give(self._event("left", client))
+        with self._calls:
+            if hasattr(self.server, "leave"):  # optional in `Server`, and the Flower loop calls it where it is there
+                self.server.leave(client)
+            self._give(self._event("left", client))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._calls:
+            self.server.load_state_dict(state)
 
     def event(self, event: Any) -> None:
         """For `Loop(watch=...)`: what happens besides the calls of the server. Node ids become the clients' names."""
@@ -124,7 +137,8 @@ class Watched:
 
     def evaluated(self, error: float) -> None:
         """Tell the observers the error of the current model."""
-        self._give(Evaluation(time.time(), self.server.version, float(error)))
+        with self._calls:
+            self._give(Evaluation(time.time(), self.server.version, float(error)))
 
     def flush(self, seconds: float = 60.0) -> bool:
         """Wait until the observers know everything so far. False if that takes longer."""
@@ -137,12 +151,14 @@ class Watched:
         return told
 
     def close(self) -> None:
-        """Tell the rest, and close the observers. The server stays usable."""
-        if not self._closed:
+        """Tell the rest, and close the observers. The server stays usable; nobody is told about later calls."""
+        with self._told:
+            if self._closed:
+                return
             self._closed = True
-            self._hurry.set()
-            self._waiting.put(None)
-            self._thread.join()
+            self._waiting.put(None)  # nothing follows
+        self._hurry.set()
+        self._thread.join()
 
     def __enter__(self) -> "Watched":
         return self
@@ -152,52 +168,71 @@ class Watched:
 
     def look(self) -> Look:
         """All clients now. Waits for the device."""
-        look = look_at(self.server)
-        return replace(look, queue=self.queue()) if self.queue else look
+        return self._look(in_turn=False)
 
     def similarity(self, clients: Sequence[int]) -> np.ndarray | None:
         """As the function `similarity`."""
         return similarity(self.server, clients)
 
+    def _look(self, in_turn: bool) -> Look:
+        """in_turn: and give it to the observers: after what happened before it, and before what happens after it."""
+        queue = self.queue() if self.queue else None
+        with self._calls:
+            look = replace(look_at(self.server), queue=queue)
+            if in_turn:
+                self._give(look)
+        return look
+
     def _event(self, kind: str, client: int) -> Verdict:
         client = int(client)
         return Verdict(time.time(), kind, client, self.names.get(client, ""), self.server.version)
 
-    def _give(self, what: Upload | Verdict | Evaluation) -> None:
-        if self._waiting.qsize() >= MOST_WAITING:
-            self._dropped += 1
-            return
-        self._given += 1
-        self._waiting.put(what)
+    def _give(self, what: News) -> None:
+        with self._told:
+            if self._closed:  # nobody takes it: it would be kept for good
+                return
+            if self._waiting.qsize() >= MOST_WAITING and not isinstance(what, Look):  # at most one look waits
+                self._dropped += 1
+                return
+            self._given += 1
+            self._waiting.put(what)
 
     # The observers' thread
 
     def _tell_all(self) -> None:
         next_look = time.monotonic() + self.every if self.every else math.inf
-        known_dropped, open_ = 0, True
+        known_dropped, open_, look_waits = 0, True, False
         while open_:
-            batch, open_ = self._next_batch(max(0.0, min(next_look - time.monotonic(), 3600.0)))
+            seconds = 0.0 if look_waits else max(0.0, min(next_look - time.monotonic(), 3600.0))
+            batch, open_ = self._next_batch(seconds)
             try:
                 self._tell_batch(batch)
             except Exception:
                 logger.exception("Watched: %d receipts could not be read", len(batch))
-            if self._dropped > known_dropped:
-                self._tell("dropped", self._dropped - known_dropped)
-                known_dropped = self._dropped
+            with self._told:
+                dropped = self._dropped
+            if dropped > known_dropped:
+                self._tell("dropped", dropped - known_dropped)
+                known_dropped = dropped
             with self._told:
                 self._handled += len(batch)
                 self._told.notify_all()
-            if time.monotonic() >= next_look or (not open_ and self.every):
+            if look_waits and any(isinstance(what, Look) for what in batch):
+                look_waits, next_look = False, time.monotonic() + self.every
+            if (not look_waits and time.monotonic() >= next_look) or (not open_ and self.every):
                 try:
-                    self._tell("look", self.look())
+                    look = self._look(in_turn=open_)
+                    look_waits = open_
+                    if not open_:  # everything else has been told
+                        self._tell("look", look)
                 except Exception:
                     logger.exception("Watched: a look at the clients failed")
                 next_look = time.monotonic() + self.every
         self._tell("close")
 
-    def _next_batch(self, seconds: float) -> tuple[list[Upload | Verdict | Evaluation], bool]:
+    def _next_batch(self, seconds: float) -> tuple[list[News], bool]:
         """(What has come within these seconds, whether more may follow)"""
-        batch: list[Upload | Verdict | Evaluation] = []
+        batch: list[News] = []
         try:
             what = self._waiting.get(timeout=seconds) if seconds else self._waiting.get_nowait()
             if self._waiting.qsize() < LARGEST_BATCH:
@@ -211,16 +246,19 @@ class Watched:
         except queue.Empty:
             return batch, True
 
-    def _tell_batch(self, batch: Sequence[Upload | Verdict | Evaluation]) -> None:
+    def _tell_batch(self, batch: Sequence[News]) -> None:
         uploads = [what.receipt for what in batch if isinstance(what, Upload)]
         if uploads and uploads[0].accepted.is_cuda:
             torch.cuda.synchronize(uploads[0].accepted.device)  # they may come from any stream
         verdicts: list[Verdict] = []
         for what in batch:
-            if isinstance(what, Evaluation):
+            if isinstance(what, (Evaluation, Look)):
                 self._tell("verdicts", verdicts)
                 verdicts = []
-                self._tell("evaluated", what.at, what.version, what.error)
+                if isinstance(what, Look):
+                    self._tell("look", what)
+                else:
+                    self._tell("evaluated", what.at, what.version, what.error)
             else:
                 verdicts.append(read(what) if isinstance(what, Upload) else what)
         self._tell("verdicts", verdicts)

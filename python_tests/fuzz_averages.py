@@ -71,6 +71,7 @@ class AveragedScene:
             state["total"] = torch.from_numpy(dice.numbers.choice((0.0, 0.1, 1.0, 7.5, SPAN), n))
             state["noise"] = torch.from_numpy(dice.numbers.random(n))
         if self.op == "mean_step_":
+            state[means] /= state[means].norm(dim=1, keepdim=True).clamp(min=1)  # as a server's own
             state["basis"] = torch.linalg.qr(torch.from_numpy(dice.normal(STAGES, n, n)))[0]
             rounds = dice.randrange(99)  # some rounds end with a refresh
             state["rounds"] = torch.tensor((1 + rounds) * self.engine.every - 1 if dice.chance(0.6) else rounds)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import resource
 import signal
@@ -50,34 +51,61 @@ def test_killed_at_any_moment_and_resumed_is_bit_identical(tmp_path):
     assert found["other ends"] == found["files left"] == []
 
 
-def test_two_saves_at_once_do_not_take_each_others_file(server, path, monkeypatch):
-    """The first stands still amid its file until the second is through."""
-    standing, through, plain = threading.Event(), threading.Event(), tensor_file.dump
+class SlowFirst:
+    """The first save stands still amid its file until `through` is set."""
 
-    def slow(file, *arguments):
-        plain(file, *arguments)
-        if threading.current_thread() is first:
-            standing.set()
-            assert through.wait(60)
+    def __init__(self, monkeypatch):
+        self.standing, self.through, self.errors = threading.Event(), threading.Event(), []
+        self._plain = tensor_file.dump
+        monkeypatch.setattr(tensor_file, "dump", self._dump)
 
-    monkeypatch.setattr(tensor_file, "dump", slow)
-    errors = []
+    def _dump(self, file, *arguments):
+        self._plain(file, *arguments)
+        if not self.standing.is_set():
+            self.standing.set()
+            assert self.through.wait(60)
 
-    def save():
+    def save(self, server, path):
+        thread = threading.Thread(target=self._save, args=(server, path))
+        thread.start()
+        assert self.standing.wait(60)
+        return thread
+
+    def _save(self, server, path):
         try:
             server.save(path)
         except Exception as error:
-            errors.append(error)
+            self.errors.append(error)
 
-    first = threading.Thread(target=save)
-    first.start()
-    assert standing.wait(60)
-    save()
+
+def test_two_saves_at_once_do_not_take_each_others_file(server, path, monkeypatch):
+    """Of two servers in the same state: one waits for itself."""
+    other, slow = make("fused"), SlowFirst(monkeypatch)
+    other.load_state_dict(server.state_dict())
+    first = slow.save(server, path)
+    other.save(path)
     assert len(list(path.parent.iterdir())) == 2  # a live writer's partial file is still there
-    through.set()
+    slow.through.set()
     first.join()
-    assert not errors and list(path.parent.iterdir()) == [path]
+    assert not slow.errors and list(path.parent.iterdir()) == [path]
     identical(SecureAFL.load(path), server)
+
+
+def test_a_slow_save_does_not_replace_the_newer_file_of_the_next_one(server, path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "secureafl_ext.server")
+    slow = SlowFirst(monkeypatch)
+    first = slow.save(server, path)
+    run(server, 5)  # rounds do not wait for the disk
+    second = slow.save(server, path)
+    second.join(0.5)
+    run(server, 5)
+    slow.through.set()
+    first.join(), second.join()
+    assert not slow.errors and list(path.parent.iterdir()) == [path]
+    found = SecureAFL.load(path).version
+    assert found >= 25
+    written = [record.getMessage() for record in caplog.records if "written" in record.getMessage()]
+    assert written == [f"checkpoint {path} written at version {version}" for version in (20, found)]
 
 
 def test_four_threads_save_to_one_path(server, path):

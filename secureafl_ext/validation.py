@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ def check(
     return number_in(caller, "client", client, 0, clients - 1), number_in(caller, "version", version, 0, newest)
 
 
-def is_dense(value: object) -> bool:
+def is_dense(value: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor with values of its own, not one that wraps others, such as a DTensor."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_nested:
         return False

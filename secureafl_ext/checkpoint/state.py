@@ -22,10 +22,24 @@ from ..engines.quantile import split_factors
 from ..engines.trials import COLUMNS as TRIAL_COLUMNS
 from ..engines.trials import LEFT, WHOLE
 from ..rules.mean_steps import SPAN
+from ..rules.row_rules import MAX_SQUARE
 from ..rules.support import STAGES
-from ..validation import LAST, MOST, converted, describe, name_of, shown, whole
-from .upgrade import upgraded_file, upgraded_state
-from .values import ones, orthogonal, powers, products, symmetric, within
+from ..validation import LAST, MOST, converted, describe, is_fake, name_of, shown, whole
+from .upgrade import FROM_SEEN, upgraded_file, upgraded_state
+from .values import (
+    LARGEST_MEAN,
+    as_long,
+    dense,
+    not_negative,
+    ones,
+    orthogonal,
+    powers,
+    products,
+    short_products,
+    symmetric,
+    units,
+    within,
+)
 
 NUMBERS = ("version", "stale", "too_soon")  # of a state; the rest are tensors
 
@@ -88,13 +102,11 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         width = config.sketch or d
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
         most = 2 * math.ceil(d / max(width, 1)) ** 0.5
-        not_negative = "finite, 0 or more", lambda t: within(0, math.inf)(t) and finite[1](t)
+        means = {"means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most))}
         entries |= {
             "rounds": Entry((), i64, *count),
-            "means" if config.sketch else "mean_updates": Entry(
-                (n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most)
-            ),
-            "norms": Entry((n,), f64, *not_negative),
+            **(means if config.sketch else {"mean_updates": Entry((n, d), kept, "rows of length 1 at most", units)}),
+            "norms": Entry((n,), f64, "finite, 0 or more", not_negative),
             "shift": Entry((n,), f64, *finite),
         }
         if config.averages == "steps":
@@ -110,7 +122,11 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         return entries
     if config.row_wise:
         entries |= {
-            "products": Entry((n, n), f64, "symmetric, and finite where no update is too long", products),
+            "products": (
+                Entry((n, n), f64, "symmetric, and finite where no update is too long", products)
+                if kept == f64
+                else Entry((n, n), f64, f"symmetric and finite, the squares at most {MAX_SQUARE:g}", short_products)
+            ),
             "centre": Entry((d,), kept, *finite),
             "rounds": Entry((), i64, *count),
         }
@@ -124,15 +140,19 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
             "weights": Entry((n, 2 * m + 2), torch.float32, "not NaN", within(-math.inf, math.inf)),
             "status": Entry((n,), torch.int32, f"0 to {len(ops.STATUS) - 1}", within(0, len(ops.STATUS) - 1)),
         }
+    mean_products = (
+        f"symmetric, between -{LARGEST_MEAN:g} and {LARGEST_MEAN:g}",
+        lambda t: symmetric(t) and within(-LARGEST_MEAN, LARGEST_MEAN)(t),
+    )
     if config.rule == "kinship":
         entries |= {
-            "kinship": Entry((n, n), f64, "symmetric and finite", lambda t: symmetric(t) and finite[1](t)),
+            "kinship": Entry((n, n), f64, *mean_products),
             "met": Entry((n,), i64, *count),
-            "kin_centre": Entry((n,), f64, "finite, 0 or more", lambda t: within(0, math.inf)(t) and finite[1](t)),
+            "kin_centre": Entry((n,), f64, "0 to 1", within(0, 1)),
         }
     if config.rule == "support":
         entries |= {
-            "similarity": Entry((n, n), f64, "symmetric and finite", lambda t: symmetric(t) and finite[1](t)),
+            "similarity": Entry((n, n), f64, *mean_products),
             "met": Entry((n,), i64, *count),
             "basis": Entry((STAGES, n, n), f64, "orthogonal", orthogonal),
             "shift": Entry((n,), f64, *finite),
@@ -153,6 +173,8 @@ def check(
         del entries["factor_counts"]
         entries["factors"] = replace(entries["factors"], shape=(1, None))
     missing = required(config, entries) - set(state)
+    if missing & FROM_SEEN and "seen" in state:  # they may be missing because of it
+        _check_shape(caller, "seen", state["seen"], entries["seen"])
     if missing:
         raise ValueError(f"{caller}: state must have {', '.join(sorted(missing))}, got none")
     unknown = [repr(name)[:40] for name in state if name not in entries and name not in NUMBERS]
@@ -173,6 +195,9 @@ def check(
     if config.keeps_all:
         _check_counts(caller, tensors["factor_counts"], max(int(tensors["recorded"]) - config.room, 0))
     _check_rounds(caller, tensors, numbers["version"], clients)
+    kept = config.estimate and not (config.memory and config.trust)  # otherwise no round reads or changes `products`
+    if kept and "products" in tensors and not as_long(tensors["last_updates"], tensors["products"].diagonal()):
+        raise ValueError(f"{caller}: products must have the squares of last_updates, got smaller ones")
     latest = int(tensors["turns"].max())
     if latest > numbers["version"]:
         raise ValueError(f"{caller}: turns must be at most the version, {numbers['version']}, got {latest}")
@@ -242,12 +267,12 @@ def _check_rounds(caller: str, tensors: Mapping[str, Tensor], version: int, clie
 
 
 def _check_shape(caller: str, name: str, tensor: Tensor, entry: Entry) -> None:
-    fits = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type != "meta"
-    fits = fits and tensor.dtype == entry.dtype and tensor.dim() == len(entry.shape)
+    fits = dense(tensor) and tensor.dtype == entry.dtype and tensor.dim() == len(entry.shape)
     if not fits or any(want not in (None, got) for want, got in zip(entry.shape, tensor.shape, strict=True)):
         lengths = ", ".join("any" if length is None else str(length) for length in entry.shape)
         shape = f"({lengths},)" if len(entry.shape) == 1 else f"({lengths})"
-        place = " on meta" if isinstance(tensor, Tensor) and tensor.is_meta else ""
+        is_tensor = isinstance(tensor, Tensor)
+        place = " on meta" if is_tensor and tensor.is_meta else " without values" * (is_tensor and is_fake(tensor))
         raise ValueError(f"{caller}: {name} must be {shape} {name_of(entry.dtype)}, got {describe(tensor)}{place}")
 
 

@@ -33,6 +33,9 @@ DTYPES = {
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
@@ -75,6 +78,10 @@ def _header(metadata: dict[str, str], places: Mapping[str, Place], digest: str) 
     entries = {name: _listed(place) for name, place in places.items()}
     text = json.dumps({"__metadata__": {**metadata, "digest": digest}, **entries}).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(
+            f"SecureAFL.save: header must have at most {LONGEST_HEADER} bytes, got {len(text)}: it could not be loaded"
+        )
     return len(text).to_bytes(8, "little") + text
 
 
@@ -162,7 +169,7 @@ class Reader:
         return Place(dtype, tuple(shape), begin, end)
 
     def _whole(self, place: Place, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future[str]]]:
-        tensor, sums = torch.empty(place.shape, dtype=place.dtype), []
+        tensor, sums = self._allocated(place.shape, place.dtype), []
         for piece in _pieces(_bytes_of(tensor)):
             self._fill(piece)
             sums.append(pool.submit(_sum, piece))
@@ -171,7 +178,7 @@ class Reader:
     def _cut(self, place: Place, begin: int, end: int, pool: ThreadPoolExecutor) -> tuple[Tensor, list[Future[str]]]:
         """Piece by piece: a rank needs no memory for the coordinates of others."""
         width, size = place.shape[-1], place.dtype.itemsize
-        tensor, sums = torch.empty(*place.shape[:-1], end - begin, dtype=place.dtype), []
+        tensor, sums = self._allocated((*place.shape[:-1], end - begin), place.dtype), []
         rows = tensor.view(-1, end - begin) if tensor.numel() else tensor
         for offset in range(0, place.end - place.begin, PIECE):
             buffer = bytearray(min(PIECE, place.end - place.begin - offset))
@@ -185,6 +192,14 @@ class Reader:
                     rows[row, low - start : high - start] = values[low - first : high - first]
             sums[-1].result()
         return tensor, sums
+
+    def _allocated(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except (RuntimeError, MemoryError) as error:  # torch raises the first
+            size = math.prod(shape) * dtype.itemsize
+            words = f"must have tensors that fit into memory, got one of {size} bytes"
+            raise ValueError(f"SecureAFL.load: {self.path} {words}") from error
 
     def _fill(self, piece: bytearray | memoryview) -> None:
         if self._file.readinto(piece) != len(piece):

@@ -14,8 +14,10 @@ from ..engines.averaged import has_basis
 from ..engines.trials import founders
 from ..rules.mean_steps import SPAN
 from ..rules.support import first_basis
+from .values import dense
 
 PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
+FROM_SEEN = {*PRESENCE, "trials"}  # what follows from `seen` if the state has none
 
 
 def upgraded_file(
@@ -41,10 +43,10 @@ def upgraded_state(state: Mapping[str, Any], config: Config, clients: int) -> Ma
 def _with_presence(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
     """A state of an earlier version: all its clients have just uploaded, and are past their probation."""
     seen, uploads = state.get("seen"), state.get("uploads")
-    if isinstance(uploads, Tensor) and uploads.shape in ((clients,), (clients, 2)):  # without the recent ones
+    if dense(uploads) and uploads.shape in ((clients,), (clients, 2)):  # without the recent ones
         columns = uploads.reshape(clients, -1)
         return {**state, "uploads": torch.nn.functional.pad(columns, (0, 3 - columns.shape[1]))}
-    if any(name in state for name in PRESENCE) or not isinstance(seen, Tensor) or seen.shape != (clients,):
+    if any(name in state for name in PRESENCE) or not dense(seen) or seen.shape != (clients,):
         return state
     past, zeros = seen.bool().long() * config.probation, torch.zeros_like(seen, dtype=torch.int64)
     clock = torch.zeros(3, dtype=torch.int64, device=seen.device)
@@ -57,7 +59,7 @@ def _with_mean_updates(state: Mapping[str, Any], config: Config, clients: int) -
         return state
     state = {name: value for name, value in state.items() if name not in ("squares", "met")}
     total = state.get("total")
-    if isinstance(total, Tensor) and total.dtype == torch.float64 and total.layout == torch.strided:
+    if dense(total) and total.dtype == torch.float64:
         state["total"] = total.clamp(max=SPAN)  # the window has become shorter
     if not config.sketch and "means" in state:
         state["mean_updates"] = state.pop("means")
@@ -70,8 +72,7 @@ def _with_trials(state: Mapping[str, Any], config: Config, clients: int) -> Mapp
     """A state of a server without trials: nobody is on trial."""
     if not config.trial or "trials" in state:
         return state
-    seen, none = state.get("seen"), torch.zeros(clients, dtype=torch.bool)
-    if not isinstance(seen, Tensor) or seen.layout != torch.strided or seen.is_meta:
-        seen = none
-    fits = seen.dtype == none.dtype and seen.shape == none.shape
-    return {**state, "trials": founders(seen if fits else none)}  # state.py says what is wrong with the tensor given
+    seen = state.get("seen")
+    if not dense(seen) or seen.dtype != torch.bool or seen.shape != (clients,):
+        return state  # not trials of `clients` rows: that number may come from a file that has nothing behind it
+    return {**state, "trials": founders(seen)}

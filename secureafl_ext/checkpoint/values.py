@@ -1,11 +1,23 @@
 """What the values of a state's tensors must be: one predicate per kind of tensor."""
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from ..rules.row_rules import MAX_SQUARE
+from ..rules.row_rules import MAX_SQUARE, row_norms
+from ..rules.sums import CHUNK
+from ..validation import is_dense, is_fake
+
+# Bound on mean inner products of clipped updates, so that sums over the clients are finite. A server's own are about
+# the root of d at most, and after rounds that follow a state which `as_long` lets pass they are far below it too.
+LARGEST_MEAN = 1e150
+
+
+def dense(value: object) -> TypeGuard[Tensor]:
+    """Whether this is a tensor whose shape and values can be read: not sparse, nested, fake or on meta."""
+    return is_dense(value) and not value.is_meta and not is_fake(value)
 
 
 def within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:
@@ -37,6 +49,39 @@ def orthogonal(t: Tensor) -> bool:
 
 def symmetric(tensor: Tensor) -> bool:
     return bool(((tensor == tensor.T) | (tensor.isnan() & tensor.T.isnan())).all())
+
+
+def as_long(rows: Tensor, squares: Tensor) -> bool:
+    """Whether no row of rows (n, d) is longer than its square (n) says, but for rounding.
+
+    One may be shorter: a rank has slices of the rows, and an update that is clipped to almost nothing loses digits.
+    """
+    least = torch.finfo(rows.dtype).tiny
+    rounding = rows.shape[1] * max(least * least, 1e-300)
+    return bool((_row_squares(rows) <= 4 * squares.to(rows.device) + rounding).all())
+
+
+def units(rows: Tensor) -> bool:
+    """Whether no row of rows (n, d) is longer than 1, but for rounding: a rank has slices of longer ones."""
+    return bool((_row_squares(rows) <= 1 + 1e-3).all())
+
+
+def _row_squares(rows: Tensor) -> Tensor:
+    """(n) float64: the squares of rows (n, d), computed in pieces."""
+    found = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    for part in rows.detach().split(max(1, CHUNK // len(rows)), 1):
+        found += row_norms(part).square()
+    return found
+
+
+def not_negative(tensor: Tensor) -> bool:
+    """Finite, 0 or more, and no -0.0: a round that sorts by the bits of such a number would take it for the largest."""
+    return bool(tensor.isfinite().all()) and not bool(tensor.signbit().any())
+
+
+def short_products(tensor: Tensor) -> bool:
+    """Of float32 updates, whose squares are far below the bound: a fused round does not look for longer ones."""
+    return products(tensor) and bool((tensor.diagonal() <= MAX_SQUARE).all())
 
 
 def products(tensor: Tensor) -> bool:

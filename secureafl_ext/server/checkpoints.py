@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..checkpoint import files
 from ..checkpoint import state as states
+from ..config import Config
 from ..engines import ShardedEngine
 from ..engines.ranks import SLICED, Ranks, checksum
 from ..validation import name_of
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 class CheckpointedServer(ServerCore):
     """Base of SecureAFL: saves and restores what ServerCore holds."""
+
+    def _start(self, model: Tensor, clients: int, config: Config, ranks: Ranks | None) -> None:
+        super()._start(model, clients, config, ranks)
+        # Taken before _lock and never while it is held: rounds go on while a file is written. Reentrant: the handler of
+        # a signal may save.
+        self._save_lock = threading.RLock()
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device."""
@@ -53,12 +61,16 @@ class CheckpointedServer(ServerCore):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON). An older file stays until the new one is complete."""
-        if self._sharded:
-            with self._lock:
-                save_sharded(self._sharded, Path(path), self.version, self._described)
-        else:
-            files.write(path, *self._described())
-        logger.info("checkpoint %s written at version %d", path, self.version)
+        with self._save_lock:  # otherwise a slow save could replace the newer file of the next one
+            if self._sharded:
+                with self._lock:
+                    version = self.version
+                    save_sharded(self._sharded, Path(path), version, self._described)
+            else:
+                tensors, about = self._described()
+                version = about["state"]["version"]
+                files.write(path, tensors, about)
+        logger.info("checkpoint %s written at version %d", path, version)
 
     def __getstate__(self) -> None:
         """copy and pickle ask for this. A lock, views and streams cannot be copied."""

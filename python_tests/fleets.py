@@ -2,7 +2,8 @@
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 from memory_grid import Clock, MemoryGrid
 
@@ -45,6 +46,16 @@ def honest(seconds=1.0, noise=0.0, seed=0):
 def says(content, seconds=1.0):
     """The same answer to everything."""
     return lambda message: [(seconds, content)]
+
+
+def of_flower(code):
+    """An error that Flower itself puts in the place of a reply."""
+
+    def change(reply):
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return Message(metadata=reply.metadata, error=Error(code, f"code {code}"))
+
+    return change
 
 
 def server(clients=3, **settings):

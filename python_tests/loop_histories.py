@@ -71,7 +71,7 @@ class History:
         share, ttl = dice.choice((0.0, 0.25, 0.5, 0.5, 1.0, dice.random())), dice.choice((0.5, 3.0, 10.0))
         every = dice.choice((1, 2, 3, 5))
         self.settings = {"ttl": ttl, "turns": share, "every": every, "patience": PATIENCE, "checkpoint": self.path}
-        self.model = Model(self.make, LR, share, ttl, every if self.path else 10**9)
+        self.model = Model(self.make, share, ttl, every if self.path else 10**9)
         self.world = World(dice, draw_faults(dice), self.model, say)
         self.world.kill_at = kill_at
         self.world.join(dice.choice((1, 2, 3, 4, 8)))

@@ -7,6 +7,7 @@ the loop sleeps, raises DivergenceError.
 import copy
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -47,7 +48,8 @@ class Model(Tables):
         need(not any(sent.node == node for sent in self.open.values()), "a second open message to", node)
         need(node not in self.answers, "a message to a node whose reply waits:", node)
         need(self.ask_at.get(node, math.inf) <= now + 1e-9, "a message too early to", node, self.ask_at.get(node))
-        need(config == {"version": self.twin.version, "lr": self.lr}, "config", config, "at", self.twin.version)
+        config_now = {"version": self.twin.version, "lr": self.twin.lr}
+        need(config == config_now, "config", config, "in place of", config_now)
         whole = vector.tobytes() == self.twin.model.numpy().tobytes()
         need(whole, "another model than that of version", self.twin.version)
         del self.ask_at[node]
@@ -55,7 +57,7 @@ class Model(Tables):
         if identifier is None:
             self.refused = node
         else:
-            self.open[identifier] = Open(node, self.twin.version, vector.copy(), now + self.ttl)
+            self.open[identifier] = Open(node, self.twin.version, vector.copy(), self.twin.lr, now + self.ttl)
 
     def asks(self, identifiers: list[str], now: float) -> None:
         """The loop begins to pull replies to these messages."""
@@ -68,7 +70,14 @@ class Model(Tables):
         self.asked_ids.update(identifiers)
 
     def got(self, replies: list[Pulled]) -> None:
-        self.pulled += replies
+        sent = list(self.open)
+        for one in replies:
+            place = sent.index(one.message) if one.message in sent else len(sent)
+            self.pulled.append(replace(one, place=place))
+
+    def set_lr(self, lr: float) -> None:
+        """The owner of the loop has set the server's lr."""
+        self.twin.lr = lr
 
     def pull_failed(self, identifiers: list[str]) -> None:
         """A reply could not be unpacked, and the connection is there."""
@@ -135,7 +144,7 @@ class Model(Tables):
         self.loosened = False
         sent, vector = self.answers.pop(node)
         with np.errstate(all="ignore"):
-            update = (sent.model - vector) / np.float32(self.lr)
+            update = (sent.model - vector) / np.float32(sent.lr)
         if not np.isfinite(update).all():
             need(event.kind == "garbage", event.kind, node, "although its update is not finite")
             return self._failed(node, now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from fuzz_dice import Dice
 
 START = {"w": torch.zeros(2, 2), "count": torch.tensor(5), "b": torch.zeros(2)}
@@ -90,8 +90,10 @@ def no_arrays(dice: Dice, model: np.ndarray, lr: float) -> Reply:
 
 
 def error(dice: Dice, model: np.ndarray, lr: float) -> Reply:
+    """The client's own, with any code, or one that Flower makes in its place."""
     reasons = ("", "raised", None, "x" * 10_000, "\x1b[2J\r\nfake")
-    return Reply(Error(dice.choice([*CODES, -1, 99, None]), dice.choice(reasons)))
+    said = Error(dice.choice([*CODES, -1, 99, None]), dice.choice(reasons))
+    return Reply(said, about=dice.choice(({}, {"src_node_id": SUPERLINK_NODE_ID})))
 
 
 def not_unpacked(dice: Dice, model: np.ndarray, lr: float) -> Reply:

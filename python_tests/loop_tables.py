@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from loop_replies import Reply
 
-OF_FLOWER = {3: "vanished", 4: "late", 5: "left"}  # error codes with a meaning of their own
+FLOWER = 1  # the id under which Flower itself answers
+OF_FLOWER = {3: "vanished", 4: "late", 5: "left"}  # what its error codes mean; of a client they mean nothing
 
 
 class DivergenceError(BaseException):
@@ -29,6 +30,7 @@ class Open:
     node: int
     version: int
     model: np.ndarray
+    lr: float
     deadline: float
 
 
@@ -36,15 +38,15 @@ class Open:
 class Pulled:
     message: object  # id of the message that it says it answers
     sender: object
-    made_at: float
     reply: Reply
+    place: int = -1  # in the order in which the messages were sent; those that answer none of the open ones are last
 
 
 class Tables:
     """The model's own tables, and the rules that change them."""
 
-    def __init__(self, make_server: Callable[[], object], lr: float, share: float, ttl: float, every: int):
-        self.make_server, self.lr, self.share, self.ttl, self.every = make_server, lr, share, ttl, every
+    def __init__(self, make_server: Callable[[], object], share: float, ttl: float, every: int):
+        self.make_server, self.share, self.ttl, self.every = make_server, share, ttl, every
         self.snapshots: list[dict] = []  # of the checkpoints that are on the disk: at most the last two
         self.target = 0
         self.start(None)
@@ -113,8 +115,8 @@ class Tables:
         return node
 
     def _head(self) -> Pulled:
-        """The reply that was made first."""
-        return min(self.pulled, key=lambda one: one.made_at)
+        """The reply whose message was sent first."""
+        return min(self.pulled, key=lambda one: one.place)
 
     def _take(self) -> None:
         """A usable reply waits for its turn from now on."""
@@ -129,7 +131,8 @@ class Tables:
         if sent is None:
             return "twice", pulled.sender if isinstance(pulled.sender, int) else 0
         if hasattr(pulled.reply.body, "code"):
-            return OF_FLOWER.get(pulled.reply.body.code, "failed"), sent.node
+            code = pulled.reply.body.code if pulled.sender == FLOWER else None
+            return OF_FLOWER.get(code, "failed"), sent.node
         if self.pulled_at > sent.deadline:
             return "late", sent.node
         return "garbage" if pulled.reply.vector is None else "usable", sent.node

@@ -10,11 +10,12 @@ from flwr.app import Error, Message
 from fuzz_dice import Dice
 from loop_disk import ERRORS, Disk, DiskError
 from loop_model import Model
-from loop_replies import KINDS, Reply, odd_metadata
+from loop_replies import KINDS, Reply
 from loop_tables import Pulled
 from memory_grid import Clock, MemoryGrid
 
 MOST_KILLS = 4
+RATES = (0.125, 0.25, 0.5)  # lr: powers of two, by which everybody divides alike
 
 
 class Killed(BaseException):
@@ -39,6 +40,7 @@ class Faults:
     churn: float = 0.0
     crowds: float = 0.0  # many nodes join or leave at once
     slow_calls: float = 0.0
+    schedule: float = 0.0  # the server's lr is set to another one
     oversleeps: float = 0.9
 
 
@@ -59,6 +61,7 @@ def draw_faults(dice: Dice) -> Faults:
         churn=dice.choice((0.0, 0.3, 1.0)),
         crowds=share(0.1),
         slow_calls=share(0.3),
+        schedule=share(0.2),
     )
 
 
@@ -73,15 +76,16 @@ class Node:
 
     def __call__(self, message: Message) -> list[tuple[float, object]]:
         world, dice = self.world, self.world.dice
+        sent = world.model_in(message), message.content["config"]["lr"]
         if world.calm:
-            return [(0.1 * dice.random(), KINDS[0](dice, world.model_in(message), world.lr))]
+            return [(0.1 * dice.random(), KINDS[0](dice, *sent))]
         if dice.chance(0.05):
             self.seconds = 10 ** dice.uniform(-3, 1.3)
         if dice.chance(world.faults.dropped):
             return []
         kind = KINDS[0] if dice.chance(self.honesty) else dice.choice((self.habit, dice.choice(world.kinds)))
         world.counts[f"reply {kind.__name__}"] += 1
-        answers = [(self.seconds * dice.random(), kind(dice, world.model_in(message), world.lr))]
+        answers = [(self.seconds * dice.random(), kind(dice, *sent))]
         if dice.chance(world.faults.duplicated):
             answers.append((self.seconds * 2 * dice.random(), answers[0][1]))
         return answers
@@ -94,7 +98,6 @@ class World(MemoryGrid):
         super().__init__({}, Clock(), expires=dice.chance(0.7))
         self.clock.sleep = self.sleep  # the loop's `time` is the clock
         self.dice, self.faults, self.model, self.say = dice, faults, model, say
-        self.lr = model.lr
         self.kinds = dice.sample(KINDS, dice.randrange(1, len(KINDS)))  # what nodes send in this history
         self.disk = Disk(self.touch, self._replaced)
         self.looks_every = dice.choice((0.01, 0.1, 1.0))  # seconds: histories are short, and nodes come and go in looks
@@ -169,7 +172,16 @@ class World(MemoryGrid):
         self.last_round = self.now if event.kind in ("accepted", "rejected") else self.last_round
         self.tell(f"{event.kind}: node {event.node}, slot {event.slot}, version {event.version} {event.reason:.60}")
         self.model.happened(event, self.now)
+        self._may_set_lr()
         self.touch(f"event: {event.kind}")
+
+    def _may_set_lr(self) -> None:
+        if self._chance(self.faults.schedule):
+            lr = self.dice.choice(RATES)
+            self.counts["lr set"] += 1
+            self.tell(f"lr {lr}")
+            self.loop.server.lr = lr
+            self.model.set_lr(lr)
 
     def _replaced(self) -> None:
         self.counts["checkpoints"] += 1
@@ -214,31 +226,18 @@ class World(MemoryGrid):
         if self._chance(self.faults.unasked):
             broken = {one[1] for one in self.queue if isinstance(one[2], Exception)}
             wanted.update(one[1] for one in self.queue if one[1] not in broken)
-        if odd_metadata in self.kinds:
-            self._keep_one_without_a_time(wanted)
         due = super().pull_messages(wanted)
         self.failed_pull = None
         due += [reply for reply in due if self._chance(self.faults.duplicated)]
         self.dice.shuffle(due)
         pulled = [pulled_as(reply) for reply in due]
         for one in pulled:
-            self.tell(f"reply to {one.message}, sender {one.sender}, made at {one.made_at:.6f}")
+            self.tell(f"reply to {one.message}, sender {one.sender}")
         self.model.got(pulled)
         return due
 
-    def _keep_one_without_a_time(self, wanted: set) -> None:
-        """Two replies without a time could be taken in any order: one comes with a later pull."""
-        found = any(one.made_at == math.inf for one in self.model.pulled)
-        for index, (at, message, reply) in enumerate(self.queue):
-            due = at <= self.now and message in wanted and isinstance(reply, Message)
-            if due and pulled_as(reply).made_at == math.inf:
-                if found:
-                    self.queue[index] = self.now + 0.1, message, reply
-                found = True
-
     def _queue(self, message: Message, answer: object, seconds: float, src: int | None = None) -> None:
-        """A reply with the truth about it. No two are made at the same time."""
-        seconds += 1e-9 * len(self.queue) + 1e-7 * self.dice.random()
+        """A reply with the truth about it."""
         reply = answer if isinstance(answer, Reply) else Reply(Error(answer, "no reply"))
         if isinstance(reply.body, Exception):
             super()._queue(message, reply.body, seconds)
@@ -295,6 +294,4 @@ class World(MemoryGrid):
 
 def pulled_as(reply: Message) -> Pulled:
     about = reply.metadata
-    at = about.created_at
-    made_at = at if isinstance(at, float) and math.isfinite(at) else math.inf
-    return Pulled(about.reply_to_message_id, about.src_node_id, made_at, reply.truth)
+    return Pulled(about.reply_to_message_id, about.src_node_id, reply.truth)

@@ -12,6 +12,11 @@ class PlainSlots:
     def __init__(self, capacity):
         self.capacity, self.of, self.away = capacity, {}, {}
 
+    def offer(self, node):
+        copy = PlainSlots(self.capacity)
+        copy.of, copy.away = dict(self.of), dict(self.away)
+        return copy.admit(node)
+
     def admit(self, node):
         self.away.pop(node, None)
         if node in self.of:

@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +19,10 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import GOAL, honest, kinds, layout_with, says, server, simulated, start
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from fleets import GOAL, honest, kinds, layout_with, of_flower, says, server, simulated, start
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.server.utils.validator import validate_message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +94,8 @@ BROKEN = {
     "a reason of no text": (Error(2, 7), "failed", "^$"),
     "a long reason": (Error(2, "x" * 10**6), "failed", r"^x+ \.\. x+$"),
     "a reason for a terminal": (Error(2, "\x1b[2J\r\nfake: accepted\u202e"), "failed", r"^\[2J  fake: accepted$"),
-    "an expired reply": (4, "late", "code 4"),
+    "an expired reply": (of_flower(4), "late", "code 4"),
+    **{f"Flower's code {code} in its own name": (code, "failed", f"code {code}") for code in (3, 4, 5)},
 }
 
 
@@ -186,6 +190,17 @@ def test_odd_metadata_are_survived(clock, name):
     assert set(kinds(events, BAD)) <= {"joined", "garbage", "twice", "vanished"}
 
 
+@pytest.mark.parametrize("claims", [{}, {"src_node_id": SUPERLINK_NODE_ID}], ids=["its own id", "Flower's id"])
+def test_flower_lets_no_node_speak_in_its_name(claims):
+    """What the loop relies on when it believes an error that Flower makes."""
+    now = time.time()
+    about = {"src_node_id": BAD, "dst_node_id": SUPERLINK_NODE_ID, **claims}
+    ids = {"run_id": 1, "message_id": "reply", "reply_to_message_id": "message", "group_id": ""}
+    said = Metadata(**ids, **about, created_at=now, ttl=60.0, message_type="train")
+    errors = validate_message(Message(metadata=said, error=Error(5, "gone")), is_reply_message=True)
+    assert len(errors) == len(claims) and all("src_node_id" in error for error in errors)
+
+
 def test_a_connection_that_fails_is_no_clients_fault(clock):
     """It ends the run with its own error, and nobody is blamed."""
     one, grid, _ = start({9: honest(), 8: honest()}, clock)
@@ -245,6 +260,7 @@ ANSWERS = [
     *ODD.values(),
     *(make() for name, (make, _) in METRICS.items() if "million" not in name),
     *range(-1, 10),
+    *map(of_flower, (3, 4, 5)),
     *(layout_with(np.full((4, 3), value, np.float32)) for value in (1e-45, 1e10, 1e30, 3e37)),
     NOTHING,
     TWICE,

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import says, server, simulated, start
+from fleets import of_flower, says, server, simulated, start
 from flwr.app import RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -170,7 +170,7 @@ def test_tables_do_not_grow_with_the_nodes_that_were_there(clock, in_flight):
     """Each second five of twelve nodes are replaced by others, which nobody has seen before."""
     draw = random.Random(0)
     capacity, seen = 10, iter(range(1, 10**6))
-    kinds = [echoes(0.1), echoes(0.3), echoes(2.0), says(2, 0.1), hangs, says(5, 0.1)]
+    kinds = [echoes(0.1), echoes(0.3), echoes(2.0), says(2, 0.1), hangs, says(of_flower(5), 0.1)]
     one, grid, _ = start(
         {0: echoes(0.1)}, clock, server(clients=capacity), in_flight=in_flight, patience=1e4, expires=False
     )

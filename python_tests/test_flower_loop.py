@@ -11,8 +11,9 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import GOAL, LR, honest, kinds, layout_with, says, server, simulated, start
+from fleets import GOAL, LR, honest, kinds, layout_with, of_flower, says, server, simulated, start, trained
 from flwr.app import MetricRecord
+from loop_server import PlainServer
 from memory_grid import MemoryGrid
 from states import identical
 
@@ -71,13 +72,116 @@ def test_who_answers_gets_the_new_model_at_once(clock):
     assert [event.version for event in events if event.kind == "accepted"] == [1, 2]
 
 
-def test_replies_of_one_pull_are_taken_in_the_order_in_which_they_were_made(clock):
-    """Whichever way round the grid hands them out."""
-    nodes = {9: honest(1.05), 8: honest(1.07), 7: honest(1.06)}
+@pytest.mark.parametrize("claimed", [None, 0.0, -1e300, math.nan])
+def test_replies_of_one_pull_are_taken_in_the_order_in_which_their_messages_were_sent(clock, claimed):
+    """Whichever way round the grid hands them out, and whatever time their senders claim."""
+
+    def lies(message):
+        def change(reply):
+            reply.metadata.__dict__["_created_at"] = claimed
+            reply.__dict__["_content"] = honest()(message)[0][1]
+            return reply
+
+        return [(1.06, change)]
+
+    nodes = {9: honest(1.05), 8: honest(1.07), 7: lies}
     for order in ((9, 8, 7), (8, 7, 9)):
         one, _, events = start({node: nodes[node] for node in order}, clock)
         one.run(3)
-        assert [event.node for event in events if event.kind == "accepted"] == [9, 7, 8]
+        assert [event.node for event in events if event.kind == "accepted"] == list(order)
+
+
+def test_a_reply_is_divided_by_the_lr_that_its_message_had(clock):
+    """A schedule sets lr while messages are open: clients step by the one, the server by the other."""
+    given = []
+
+    def answer(message):
+        given.append(message.content["config"]["lr"])
+        return [(1.0, trained(message, lambda model: torch.ones(14)))]
+
+    one, _, _ = start({9: answer, 8: answer}, clock)
+    submit, updates = one.server.submit, []
+    one.server.submit = lambda client, update, version: (
+        updates.append(update.clone()) or submit(client, update, version)
+    )
+    for rounds, lr in ((3, 0.01), (6, 1.0), (10, LR)):
+        one.run(rounds)
+        one.server.lr = lr
+    one.run(12)
+    assert set(given) == {0.01, 1.0, LR} and len(updates) == 12
+    assert torch.allclose(torch.stack(updates), torch.ones(12, 14), rtol=1e-3)
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.1, math.nan])
+@pytest.mark.parametrize("when", ["between two runs", "within a run"])
+def test_without_a_positive_lr_nothing_is_sent_or_judged_and_nobody_is_lost(clock, lr, when):
+    judge = PlainServer(torch.zeros(14), 3, LR, 50)  # it lets any lr be set
+    one, grid, events = start({9: honest(1.0), 8: honest(1.0), 7: honest(1.3)}, clock, judge)
+    one.run(4)
+
+    def set_lr(event=None):
+        if event is None or event.version == 6:
+            judge.lr = lr
+
+    if when == "within a run":
+        one.watch = set_lr
+    else:
+        set_lr()
+    sent, version = len(grid.pushed), 6 if when == "within a run" else 4
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"Loop.run: server.lr must be a positive number, got {lr}"):
+            one.run(12)
+        assert one.server.version == version
+    assert len(grid.pushed) <= sent + 2
+    judge.lr, one.watch = LR, events.append
+    one.run(20)
+    assert one.totals() == {"joined": 3, "accepted": 20} and clock.now < 60  # no message had to expire
+
+
+def test_a_submit_that_fails_loses_no_node(clock):
+    """For instance because the disk is full, and the server is audited."""
+    one, _, _ = start({9: honest(), 8: honest(), 7: honest()}, clock)
+    submit, calls = one.server.submit, count(1)
+
+    def fails_once(*upload):
+        if next(calls) == 5:
+            raise OSError("the disk is full")
+        return submit(*upload)
+
+    one.server.submit = fails_once
+    with pytest.raises(OSError, match="the disk is full"):
+        one.run(12)
+    one.run(24)
+    assert one.server.version == 24 and min(one.tally[node]["accepted"] for node in (9, 8, 7)) > 6
+    assert clock.now < 29
+
+
+@pytest.mark.parametrize("how", ["its node is gone", "Flower says so"])
+def test_a_leave_that_fails_is_told_in_the_next_run(clock, how):
+    one, grid, _ = start({9: honest(), 8: honest(), 7: honest()}, clock)
+    told, calls = [], count(1)
+
+    def fails_once(client):
+        if next(calls) == 1:
+            raise OSError("the disk is full")
+        told.append(client)
+
+    one.server.leave = fails_once
+    one.run(6)
+    if how == "its node is gone":
+        del grid.nodes[8]
+    else:
+        grid.nodes[8] = says(of_flower(5), 0.5)
+        one.run(8)
+    with pytest.raises(OSError, match="the disk is full"):
+        one.run(30)
+    grid.nodes.pop(8, None)
+    assert told == [] and 8 in one._missing and one.turns.gap() == 0
+    one.run(40)
+    assert told == [one.slots.of[8]] and not one._missing and 8 in one.slots.away
+    grid.nodes[8] = honest()
+    one.run(60)
+    assert one.turns.gap() == 1 and one.tally[8]["joined"] == 2
 
 
 def test_a_run_in_stretches_loses_no_reply(clock):
@@ -222,12 +326,34 @@ def test_clients_join_and_leave_and_come_back(clock):
 
 
 def test_an_error_reply_that_the_node_is_gone_counts_as_leaving(clock):
-    one, grid, events = start({9: honest(), 8: says(5)}, clock)
+    one, grid, events = start({9: honest(), 8: says(of_flower(5))}, clock)
     one.run(2)
     assert kinds(events, 8)[:2] == ["joined", "left"] and events[-1].slot is not None
     del grid.nodes[8]
     one.run(8)
     assert kinds(events, 8).count("left") <= 3 and one.tally[9]["accepted"] == 8
+
+
+def test_who_claims_to_have_left_is_asked_ever_more_rarely(clock):
+    """Flower's own error code in a reply of the node's: what Flower alone can know, no node is believed."""
+    one, grid, events = start({9: honest(1.0), 8: honest(1.3), 6: says(5, 0.01)}, clock)
+    one.run(200)
+    assert set(kinds(events, 6)) == {"joined", "failed"} and 6 in one.slots.present
+    asked = [when for when, node, _ in grid.pushed if node == 6]
+    assert clock.now > 100 and len(asked) < 13
+
+
+def test_who_really_leaves_and_comes_back_is_asked_at_once(clock):
+    """It answers nothing before it goes, time and again."""
+    one, grid, _ = start({9: honest(), 8: honest(100.0)}, clock, ttl=200.0)
+    for rounds in range(3, 60, 6):
+        one.run(rounds)
+        node = grid.nodes.pop(8)
+        one.run(rounds + 3)
+        grid.nodes[8], back = node, clock.now
+        one.run(rounds + 5)
+        assert any(when - back < 1.5 for when, asked, _ in grid.pushed if asked == 8 and when >= back)
+    assert set(one.tally[8]) == {"joined", "left"}
 
 
 def test_with_all_slots_taken_a_newcomer_waits_for_one_who_leaves(clock):
@@ -301,7 +427,7 @@ def test_settings_that_make_no_sense_are_refused(clock, settings, words):
 def test_a_server_that_does_not_fit_is_refused(clock):
     with pytest.raises(ValueError, match=r"Loop: server must have a model of the layout's \(14,\).*got \(13,\)"):
         start({}, clock, SecureAFL(torch.zeros(13), 2))
-    with pytest.raises(ValueError, match=r"Loop: server.lr must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"Loop: server.lr must be a positive number, got 0"):
         start({}, clock, SecureAFL(torch.zeros(14), 2, lr=0.0))
 
 

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import START, honest, layout_with, says, server, simulated
+from fleets import START, honest, layout_with, of_flower, says, server, simulated
 from memory_grid import MemoryGrid
 from plain_loop import PlainLoop, PlainSlots, PlainTurns
 
@@ -37,7 +37,10 @@ def test_slots_are_those_of_the_plain_table():
                 quick.leave(node)
                 plain.leave(node)
             else:
-                assert quick.admit(node) == plain.admit(node)
+                offered = quick.offer(node)
+                assert offered == plain.offer(node)
+                assert (quick.of, list(quick.away)) == (plain.of, list(plain.away))  # an offer changes nothing
+                assert quick.admit(node) == plain.admit(node) == offered
             assert (quick.of, list(quick.away)) == (plain.of, list(plain.away))
 
 
@@ -93,7 +96,7 @@ def random_fleet(draw, clock):
         lambda seconds: honest(seconds),
         lambda seconds: says(2, seconds),
         lambda seconds: says(layout_with(b=False), seconds),
-        lambda seconds: says(5, seconds),  # says that it has left
+        lambda seconds: says(of_flower(5), seconds),  # Flower says that it has left
         lambda seconds: hangs,
     ]
     every = {k: draw.choice(kinds)(10 ** draw.uniform(-3, 1)) for k in range(1, 12)}

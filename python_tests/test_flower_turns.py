@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from fleets import GOAL, honest, kinds, layout_with, says, server, simulated, start, trained
+from fleets import GOAL, honest, kinds, layout_with, of_flower, says, server, simulated, start, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -133,12 +133,12 @@ def test_a_node_that_fails_is_not_waited_for(clock):
 
 
 def test_who_leaves_and_comes_back_gains_no_round(clock):
-    """It says after each of its rounds that it is gone, and is seen again a second later."""
+    """Flower says after each of its rounds that it is gone, and it is seen again a second later."""
     turn = Counter()
 
     def flaps(message):
         turn["taken"] += 1
-        return steers(message) if turn["taken"] % 2 else [(1e-3, 5)]
+        return steers(message) if turn["taken"] % 2 else [(1e-3, of_flower(5))]
 
     one, _, events = start(slow_fleet(flaps), clock, server(clients=10), expires=False)
     one.run(200)

@@ -1,9 +1,11 @@
 """Simulated faults of the Flower loop: a short run, a kill at every point, and proof that the check can fail."""
 
+import math
 import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,13 @@ from loop_histories import check
 from loop_replies import KINDS as REPLIES
 
 from secureafl_ext.checkpoint import files
-from secureafl_ext.flower import KINDS, Loop
+from secureafl_ext.flower import KINDS, Loop, replies
 from secureafl_ext.flower.slots import Slots
 from secureafl_ext.flower.turns import Turns
 
 HERE = Path(__file__).parent
-HISTORIES = 250  # The last fault to happen does so in history 206, and every defect is found in the first ten.
-SMALL = 45  # a history of about a hundred points, with a node that leaves
+HISTORIES = 250  # The last fault to happen does so in history 164, and every defect is found in the first 26.
+SMALL = 27  # a history of about a hundred points, with a node that leaves
 FAULTS = {
     *KINDS,
     *(f"reply {kind.__name__}" for kind in REPLIES),
@@ -29,6 +31,7 @@ FAULTS = {
     *(f"{what} disk {call}" for what in ("error of", "killed at") for call in ("list", "open", "write", "fsync")),
     *(f"{what} disk {call}" for what in ("error of", "killed at") for call in ("flush", "replace", "unlink")),
     "crowds",
+    "lr set",
     "refused",
     "renames lost in a power cut",
 }
@@ -185,10 +188,33 @@ def checkpoint_too_rare(patch):
     patch.setattr(Loop, "__init__", init)
 
 
+def divided_by_the_lr_of_the_verdict(patch):
+    plain = Loop._judge
+    patch.setattr(
+        Loop, "_judge", lambda self, one: plain(self, replace(one, sent=replace(one.sent, lr=self.server.lr)))
+    )
+
+
+def nodes_speak_for_flower(patch):
+    plain = replies.error
+    patch.setattr(replies, "error", lambda reply: (replies.ERRORS.get(reply.error.code, "failed"), plain(reply)[1]))
+
+
+def ordered_by_the_senders_clocks(patch):
+    plain = Loop._pull
+
+    def made_at(reply):
+        at = reply.metadata.created_at
+        return at if isinstance(at, float) and math.isfinite(at) else math.inf
+
+    patch.setattr(Loop, "_pull", lambda self: sorted(plain(self), key=made_at, reverse=True))
+
+
 DEFECTS = [
     smaller_gap, larger_gap, wrong_slot, latest_away_loses_its_slot, lost_tally, judged_twice, late_taken,
     reply_of_a_node_that_left, nodes_that_left_count, no_pause_after_a_failure, node_lost_with_a_push,
-    counts_lost_at_a_restart, no_fsync, checkpoint_too_rare,
+    counts_lost_at_a_restart, no_fsync, checkpoint_too_rare, divided_by_the_lr_of_the_verdict, nodes_speak_for_flower,
+    ordered_by_the_senders_clocks,
 ]  # fmt: skip
 
 

@@ -131,8 +131,9 @@ class Audited:
         """From here on the log calls the client so: a line `joined`. One line of text, cut to 100 characters."""
         with self._lock:
             client = self._ready("name_client", client)
-            self.names[client] = one_line(str(who))
-            self._note("joined", client)
+            name = one_line(str(who))
+            self._log.append("joined", client=client, who=name, version=self.server.version)
+            self.names[client] = name  # not before: an error of the disk must leave the old one
 
     def enqueue(self, *_: object, **__: object) -> Receipt:
         raise ValueError("Audited.enqueue: not supported, the log needs the update and the verdict; use submit")

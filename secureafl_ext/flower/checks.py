@@ -21,10 +21,14 @@ def check(server: Server, layout: Layout, watch: object, settings: Mapping[str, 
         got = f"{tuple(server.model.shape)} {server.model.dtype}"
         expected = f"a model of the layout's ({layout.size},) {layout.dtype}"
         raise ValueError(f"Loop: server must have {expected}, got {got}")
-    if not server.lr > 0:
-        raise ValueError(f"Loop: server.lr must be positive, got {server.lr}")
+    positive_lr("Loop", server)
     if watch is not None and not callable(watch):
         raise ValueError(f"Loop: watch must be a function of an event, or None, got {shown(watch)}")
     places = server.clients if settings["in_flight"] is None else settings["in_flight"]
     settings = {**settings, "in_flight": places}
     return {name: converted("Loop", name, value, *KINDS[name]) for name, value in settings.items()}
+
+
+def positive_lr(caller: str, server: Server) -> float:
+    """The server's lr, which may be set between two rounds. Clients step by it, and replies are divided by it."""
+    return converted(caller, "server.lr", server.lr, *POSITIVE)

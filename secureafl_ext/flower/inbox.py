@@ -16,6 +16,7 @@ class Sent:
     node: int
     version: int  # noted by the server: a client cannot claim another one
     model: Tensor  # (d) of that version, as long as the server keeps it
+    lr: float  # of the server at that time, as the message says
     deadline: float
 
 
@@ -28,11 +29,11 @@ class Answer:
     metrics: Mapping[str, object]
     since: float  # time of its arrival
 
-    def update(self, lr: float) -> Tensor:
-        """(model sent - model returned) / lr: then `model - lr * update` is the client's model. To be called once: it
-        takes the memory of `trained`."""
+    def update(self) -> Tensor:
+        """(model sent - model returned) / lr sent: then `model - lr * update` is the client's model. To be called
+        once: it takes the memory of `trained`."""
         trained = self.trained.to(self.sent.model.device)
-        return torch.sub(self.sent.model, trained, out=trained).div_(lr)
+        return torch.sub(self.sent.model, trained, out=trained).div_(self.sent.lr)
 
 
 def train_message(node: int, arrays: ArrayRecord, version: int, lr: float, ttl: float) -> Message:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..operate.verdict import Queue
 from ..server.protocol import Server
 from . import recovery, replies, saved
-from .checks import check
+from .checks import check, positive_lr
 from .events import LEVELS, Event
 from .inbox import Answer, Inbox, Sent, longest_wait, train_message
 from .layout import GarbageError, Layout
@@ -72,7 +72,8 @@ class Loop:
         self._asked = -math.inf  # time of the last pull: a reply pulled then is not late, however busy the server is
         self._inbox = Inbox()
         self._waiting: set[int] = set()  # nodes that wait for a slot
-        self._missing: set[int] = set()  # nodes that were present when the checkpoint was written, not seen since
+        # Nodes that are away, and the server was not told: those that were present when the checkpoint was written.
+        self._missing: set[int] = set()
         self._next_look = -math.inf
         self._written: tuple[int, ArrayRecord | None] = -1, None  # version, and its model as a record
         if self.path and self.path.exists():
@@ -129,7 +130,7 @@ class Loop:
         self._waiting.intersection_update(nodes)
 
     def _join(self, node: int) -> None:
-        given = self.slots.admit(node)
+        given = self.slots.offer(node)
         if given is None:
             if node not in self._waiting:
                 self._waiting.add(node)
@@ -137,9 +138,11 @@ class Loop:
             return
         slot, lost = given
         if lost is not None:
-            self.tally[None] = self.tally.get(None, Counter()) + self.tally.pop(lost, Counter())
             self.server.forget(slot)
         self.audit.name_client(slot, node)
+        self.slots.admit(node)  # only now: if the log cannot be written, the node joins in the next run
+        if lost is not None:
+            self.tally[None] = self.tally.get(None, Counter()) + self.tally.pop(lost, Counter())
         self._waiting.discard(node)
         self.turns.joined(node)
         self._record("joined", node, "" if lost is None else f"takes the slot of node {lost}, which is forgotten")
@@ -148,10 +151,12 @@ class Loop:
         """Its open message is dropped: a later reply to it is ignored."""
         self._record("left", node, reason)
         self.slots.leave(node)
-        self._stop_counting(node)
         self.turns.left(node)
         self.answers.pop(node, None)
         self.open.pop(self._message.pop(node, ""), None)
+        self._missing.add(node)  # if the log cannot be written, the server is told in the next look
+        self._stop_counting(node)
+        self._missing.discard(node)
 
     def _stop_counting(self, node: int) -> None:
         """The node's last update stops pulling the model. A server without `leave` keeps none that could."""
@@ -169,15 +174,15 @@ class Loop:
                 self.turns.still_due(node)
 
     def _send(self, node: int) -> None:
-        version = self.server.version
+        version, lr = self.server.version, positive_lr("Loop.run", self.server)
         if self._written[0] != version:
             self._written = version, self.layout.write(self.server.model)
-        message = train_message(node, self._written[1], version, float(self.server.lr), self.ttl)
+        message = train_message(node, self._written[1], version, lr, self.ttl)
         # One at a time: of several messages, a grid may take some and not say which.
         taken = [identifier for identifier in self.grid.push_messages([message]) if identifier]
         if taken:
             self._message[node] = taken[0]
-            self.open[taken[0]] = Sent(node, version, self.server.model, time.monotonic() + self.ttl)
+            self.open[taken[0]] = Sent(node, version, self.server.model, lr, time.monotonic() + self.ttl)
         else:
             self._failed("unsent", node)
 
@@ -201,11 +206,13 @@ class Loop:
         return answered
 
     def _pull(self) -> list[Message]:
-        """New replies, the oldest last."""
+        """New replies; the one whose message was sent first is the last. No sender can choose that: its times are its
+        own words. Replies to no open message come first in the list, and so are taken after all others."""
+        places = {message: place for place, message in enumerate(self.open)}
         pulled, broken = self._inbox.pull(self.grid, self.open)
         for message, reason in broken.items():
             self._failed("garbage", self.open.pop(message).node, reason)
-        return sorted(pulled, key=replies.made_at, reverse=True)
+        return sorted(pulled, key=lambda reply: places.get(replies.answers(reply)[0], len(places)))[::-1]
 
     def _take(self, reply: Message) -> None:
         # Identified by the message it answers: a reply made by Flower itself has another node's id.
@@ -232,6 +239,7 @@ class Loop:
     def _judge_due(self, updates: int) -> None:
         """Judge all replies whose turn it is. Each sender gets the new model before the next reply is judged."""
         while self.answers and self.server.version < updates:
+            positive_lr("Loop.run", self.server)  # otherwise the reply would make a round that moves nothing, or back
             node = self.turns.first()
             if node is None:
                 return
@@ -240,12 +248,16 @@ class Loop:
 
     def _judge(self, answer: Answer) -> None:
         sent, before = answer.sent, self.server.version
-        update = answer.update(self.server.lr)
+        update = answer.update()
         if len(update) and not all(bound.isfinite() for bound in update.aminmax()):
             # Not a round: otherwise a node could advance the version as often as it likes.
             self._failed("garbage", sent.node, "the update is not finite")
             return
-        receipt = self.server.submit(self.slots.of[sent.node], update, sent.version)
+        try:
+            receipt = self.server.submit(self.slots.of[sent.node], update, sent.version)
+        except BaseException:  # the log cannot be written: the reply is lost, and its node is asked again
+            self.turns.still_due(sent.node)
+            raise
         kind = "stale" if self.server.version == before else "accepted" if receipt.accepted else "rejected"
         if kind != "stale":
             self.turns.had_round(sent.node)
@@ -288,8 +300,7 @@ class Loop:
         path = self._checkpoint("Loop.load")
         state = saved.read(path, self.layout, self.server.clients)
         try:
-            self.server.load_state_dict(state.server)
-            recovery.restore(self, state)
+            recovery.load(self, state)
         except Exception as problem:
             raise ValueError(f"Loop.load: {path}: {problem}") from problem
         self.layout.carried.update(state.carried)

@@ -1,9 +1,14 @@
 """What an audited server adds to a loop: after a kill, slots and counts are those of the last line of the log."""
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from ..audit.audited import Audited
 from ..audit.line import Line
+from ..audit.log import read
 from .saved import LARGEST, Saved
 
 if TYPE_CHECKING:
@@ -37,6 +42,45 @@ def begin(loop: "Loop") -> None:
     restore(loop, Saved({}, {}, {}, [], {}))
     if loop.path:  # a start model that was drawn at random could be recovered from nothing else
         loop.save()
+
+
+def load(loop: "Loop", state: Saved) -> None:
+    """The server's state of a checkpoint, and `restore`. A log may refuse the state only after the server has taken
+    it, even between two of its calls: then the server gets back what it had."""
+    audited = under(loop.audit)
+    if audited is None:
+        loop.server.load_state_dict(state.server)  # whole, or not at all
+        restore(loop, state)
+        return
+    before, named = state_of(audited)
+    names = dict(audited.names)
+    loop.server.load_state_dict(state.server)
+    try:
+        restore(loop, state)
+    except Exception:
+        loop.server.load_state_dict(before)
+        if named:
+            audited.recover()
+        audited.names = names
+        raise
+
+
+def under(audit: Any) -> Audited | None:
+    """The audited server itself, which may be wrapped in `Watched`."""
+    while audit is not None and not isinstance(audit, Audited):
+        audit = getattr(audit, "server", None)
+    return audit
+
+
+def state_of(audited: Audited) -> tuple[dict[str, Any], bool]:
+    """(its state, whether the log has it at its end). The log of a new server has no state, and must not get one that
+    no call follows."""
+    if any(line.state for line in read(audited.folder)):
+        with suppress(ValueError):  # it is not recovered yet, or it is ahead of its log
+            return audited.state_dict(), True
+    state = audited.server.state_dict()
+    # On the CPU: a device may not have the room, since `recover` makes a copy too.
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}, False
 
 
 def restore(loop: "Loop", state: Saved) -> None:

@@ -1,15 +1,15 @@
 """Replies of clients, read as untrusted input: bounded in size, printable, and never an error of the server."""
 
-import math
 from collections.abc import Mapping
 
 from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
 
 from ..validation import printable
 from .layout import GarbageError, Layout
 
-# Flower's error codes of messages without a reply. Any other code is the client's own failure.
+# What Flower itself says of messages without a reply, by error code. In a client's own reply every code is a failure.
 ERRORS = {3: "vanished", 4: "late", 5: "left"}
 LONGEST_TEXT = 500  # characters of a reason
 LONGEST_NAME = 100  # characters of a metric's name
@@ -17,22 +17,18 @@ MOST_NUMBERS = 1000  # in the metrics of one reply; a list counts as many as it 
 
 
 def answers(reply: Message) -> tuple[str, int]:
-    """(id of the message that it answers, id of its sender). In a deployment the sender claims both."""
+    """(id of the message that it answers, id of its sender). In a deployment the sender claims both. Flower refuses a
+    reply from another node than the one that was asked, and one from itself: SUPERLINK_NODE_ID is Flower."""
     about = reply.metadata
     message, node = about.reply_to_message_id, about.src_node_id
     return message if isinstance(message, str) else "", node if isinstance(node, int) else 0
 
 
-def made_at(reply: Message) -> float:
-    """Time by the sender's clock; inf if it is no finite number: NaN would break the sorting of all replies."""
-    at = reply.metadata.created_at
-    return at if isinstance(at, float) and math.isfinite(at) else math.inf
-
-
 def error(reply: Message) -> tuple[str, str]:
     """(kind, reason) of a reply that is an error."""
     code, reason = reply.error.code, reply.error.reason
-    kind = ERRORS.get(code, "failed") if isinstance(code, int) else "failed"
+    of_flower = reply.metadata.src_node_id == SUPERLINK_NODE_ID and isinstance(code, int)
+    kind = ERRORS.get(code, "failed") if of_flower else "failed"
     return kind, one_line(reason) if isinstance(reason, str) else ""
 
 

@@ -23,21 +23,29 @@ class Slots:
         self._of = slots
         self._free = sorted(set(range(self.capacity)).difference(slots.values()), reverse=True)
 
-    def admit(self, node: int) -> tuple[int, int | None] | None:
-        """(its slot, the node that lost it), or None if none is free. A node that comes back gets its own."""
-        self.away.pop(node, None)
+    def offer(self, node: int) -> tuple[int, int | None] | None:
+        """(its slot, the node that loses it), or None if none is free. A node that comes back gets its own. Nothing
+        changes: others are told first, and that may fail."""
         if node in self.of:
             return self.of[node], None
         if self._free:
-            slot, lost = self._free.pop(), None
-        elif self.away:
-            lost = next(iter(self.away))
-            del self.away[lost]
-            slot = self.of.pop(lost)
-        else:
+            return self._free[-1], None
+        lost = next(iter(self.away), None)
+        return None if lost is None else (self.of[lost], lost)
+
+    def admit(self, node: int) -> tuple[int, int | None] | None:
+        """Give the node what `offer` says."""
+        offered = self.offer(node)
+        if offered is None:
             return None
+        slot, lost = offered
+        if lost is not None:
+            del self.of[lost], self.away[lost]
+        elif node not in self.of:
+            self._free.pop()
+        self.away.pop(node, None)
         self.of[node] = slot
-        return slot, lost
+        return offered
 
     def leave(self, node: int) -> None:
         self.away[node] = None

@@ -5,6 +5,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # every core has a process already; tor
 
 import pytest
 import torch
+from flower_processes import flower  # noqa: F401 - a fixture
 from pretended import Pretended
 from ranks import Ranks
 

@@ -131,3 +131,9 @@ def described(path):
 
 def tensors_of(path):
     return load(path.read_bytes())  # not mapped: the file may be written over
+
+
+def split(data):
+    """(header, the rest) of a checkpoint's bytes."""
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]

@@ -18,10 +18,10 @@ with atheris.instrument_imports(include=["secureafl_ext"]):
     from secureafl_ext.flower import GarbageError, Layout
 
 import torch
+from damage import split
 from engines import make, run
 from flwr.app import Array, ArrayRecord
 from safetensors.torch import load, save
-from test_checkpoint_fuzz import split
 
 torch.set_num_threads(1)
 

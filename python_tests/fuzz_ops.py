@@ -13,11 +13,11 @@ from collections import Counter
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would only wait for each other
 
 import torch
-from fuzz_breaks import broken, tensors_of
-from fuzz_cases import PURE
-from fuzz_children import run_cases, told
-from fuzz_dice import Call, Dice, need
-from fuzz_rounds import STATEFUL
+from fuzz.breaks import broken, tensors_of
+from fuzz.cases import PURE
+from fuzz.children import run_cases, told
+from fuzz.dice import Call, Dice, need
+from fuzz.rounds import STATEFUL
 
 from secureafl_ext import _sim  # noqa: F401 - registers the simulator's ops
 

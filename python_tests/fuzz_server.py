@@ -19,10 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would onl
 import numpy as np
 import torch
 from damage import damages
-from fuzz_children import run_cases, told
-from fuzz_dice import Dice, need
-from fuzz_oracle import Before, compare
-from fuzz_settings import at, bits, composed_alone, same, settings_of
+from fuzz.children import run_cases, told
+from fuzz.dice import Dice, need
+from fuzz.oracle import Before, compare
+from fuzz.settings import at, bits, composed_alone, same, settings_of
 from torch import Tensor
 
 from secureafl_ext import SecureAFL

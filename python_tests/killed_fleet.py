@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from test_flower_app import EXAMPLE, QUIET, events_of, free_port, running, servers_of
+from flower_processes import EXAMPLE, QUIET, events_of, free_port, running, servers_of
 
 from secureafl_ext.audit import log, verify
 from secureafl_ext.audit.line import UPLOADS

@@ -22,13 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads would onl
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
-from fuzz_dice import Dice
-from loop_disk import AtOnce, DiskError, path_on
-from loop_model import Model
-from loop_replies import SIZE, START
-from loop_server import PlainServer
-from loop_tables import DivergenceError, need
-from loop_world import GridError, Killed, World, draw_faults
+from fuzz.dice import Dice
+from loop.disk import AtOnce, DiskError, path_on
+from loop.model import Model
+from loop.replies import SIZE, START
+from loop.server import PlainServer
+from loop.tables import DivergenceError, need
+from loop.world import GridError, Killed, World, draw_faults
 
 from secureafl_ext import SecureAFL
 from secureafl_ext.checkpoint import files, tensor_file

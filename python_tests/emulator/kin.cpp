@@ -72,7 +72,7 @@ extern "C" void kin_step(void** at, const int64_t* whole, const double* real, un
   Reader tensor{at};
   KinRound r{};
   read_arrival(tensor, r);
-  tensor(r.centre);
+  tensor(r.mean_center);
   read_rest(tensor, whole, real, r);
   std::memcpy(&r.bounds, real + 3, sizeof(r.bounds));
   Buffers buffers(r);
@@ -110,7 +110,7 @@ extern "C" void support_step(void** at, const int64_t* whole, const double* real
   const cuda::RefreshPlan plan = plan_for(r.n);
   std::vector<double> memory(plan.doubles(), std::nan(""));
   const cuda::RefreshScratch scratch(memory.data(), plan);
-  r.meet = scratch.word;
+  r.barrier = scratch.barrier;
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);
@@ -128,7 +128,7 @@ extern "C" void mean_step(void** at, const int64_t* whole, const double* real, u
   read_last(tensor, r);
   tensor(r.own_means), tensor(r.total), tensor(r.noise), tensor(r.norms), tensor(refresh.basis), tensor(shift);
   read_rest(tensor, whole, real, r);
-  r.bounds.span = real[3], r.least = real[4], r.noisy = real[5], r.every = static_cast<int64_t>(real[6]);
+  r.bounds.span = real[3], r.least_share = real[4], r.max_noise = real[5], r.every = static_cast<int64_t>(real[6]);
   r.shift = refresh.shift = shift;
   refresh.n = r.n;
   std::memcpy(&refresh.bounds, real + 7, sizeof(refresh.bounds));
@@ -136,7 +136,7 @@ extern "C" void mean_step(void** at, const int64_t* whole, const double* real, u
   const cuda::RefreshPlan plan = plan_for(r.n);
   std::vector<double> memory(cuda::MeansScratch::doubles(r.n, means, plan), std::nan(""));
   const cuda::MeansScratch scratch(memory.data(), r.n, means, plan);
-  r.meet = scratch.refresh.word;
+  r.barrier = scratch.refresh.barrier;
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);

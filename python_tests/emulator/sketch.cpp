@@ -25,7 +25,7 @@ extern "C" void sketch_step(void** at, const int64_t* whole, const double* real,
   r.filter = whole[5], r.receive = whole[6], r.store_all = whole[7], r.hold = whole[8];
   r.presence.expiry = whole[9], r.presence.probation = whole[10], r.presence.free = kFreeAlone;
   r.quorum = whole[11], r.span = static_cast<double>(whole[12]);
-  r.lr = real[0], r.quantile = real[1], r.max_norm = real[2], r.least = real[3];
+  r.lr = real[0], r.quantile = real[1], r.max_norm = real[2], r.least_share = real[3];
   r.steps = whole[13];
   const auto plan = cuda::SketchPlan::of(r.rows, r.k);
   std::vector<double> memory(cuda::SketchScratch::doubles(r, plan), std::nan(""));

@@ -12,7 +12,7 @@ from ..rules.row_rules import median_of
 
 STEALTH = 0.9  # of the push that would just be noticed
 # The same for the crowd and the odd directions of the support rule. Less, because the honest parts of the attackers add
-# to the eigenvalue of the push. All were chosen on synthetic tables, as in python_tests/test_sim_adaptive_support.py.
+# to the eigenvalue of the push. All were chosen on synthetic tables, as in test_sim_adaptive_support.py.
 STEALTH_CROWD, STEALTH_ODD = 0.85, 0.8
 CAMP_PUSH = 2.0  # norm of the push of a camp, in median norms: most of the update, which the server clips
 

@@ -1,0 +1,40 @@
+"""The code of docs/embedding.md, run: the plain loop anywhere, NVFlare and APPFL where one of them is installed."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from places import ROOT
+
+EXAMPLES = ROOT / "examples" / "embedding"
+SHOWN = ("plain.py", "nvflare_controller.py", "appfl_aggregator.py")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_shows_what_runs(name):
+    code = (EXAMPLES / name).read_text()
+    assert f"```python\n{code}```" in (ROOT / "docs" / "embedding.md").read_text()
+    assert 10 <= len([line for line in code.splitlines() if line and not line.startswith('"""')]) <= 30
+
+
+def engine(name: str):
+    install = f"in an environment of its own: pip install -r examples/embedding/{name}.txt . pytest"
+    absent = pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}, {install}")
+    return pytest.param(f"{name}_run.py", 10, marks=[pytest.mark.slow, absent], id=name)
+
+
+PLAIN = pytest.param("plain.py", 0, id="plain")
+
+
+@pytest.mark.parametrize("script, greeted", [PLAIN, engine("nvflare"), engine("appfl")])
+def test_a_malicious_client_is_withstood(script, greeted, tmp_path):
+    """greeted: how often the log tells of a first contact, once per client and run"""
+    command = [sys.executable, EXAMPLES / script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    errors = re.search(r"^error with SecureAFL ([\d.]+), without ([\d.]+)", done.stdout, re.MULTILINE)
+    defended, undefended = map(float, errors.groups())
+    assert defended < 0.27 and undefended > 0.8
+    assert (done.stdout + done.stderr).count("accepted: first contact") == greeted

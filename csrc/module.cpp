@@ -1,8 +1,8 @@
 #include <Python.h>
 
-#include "row_wise/kinship/kinship.h"
 #include "round/round.h"
 #include "round/tiles.h"
+#include "row_wise/kinship/kinship.h"
 
 // The module _C. Importing it loads the library, which registers the ops; it binds none of them. It uses Python's
 // limited API only (Py_LIMITED_API, set by CMakeLists.txt), so one binary serves Python 3.11 and all later versions.

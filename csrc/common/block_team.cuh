@@ -42,9 +42,9 @@ struct BlockTeam {
     __shared__ int sums[kDown];
     int up_to_here = value;  // over the threads of this warp
 #pragma unroll
-    for (int far = 1; far < kAcross; far *= 2) {
-      const int other = __shfl_sync(~0u, up_to_here, across() >= far ? across() - far : across());
-      up_to_here += across() >= far ? other : 0;
+    for (int distance = 1; distance < kAcross; distance *= 2) {
+      const int other = __shfl_sync(~0u, up_to_here, across() >= distance ? across() - distance : across());
+      up_to_here += across() >= distance ? other : 0;
     }
     if (across() == kAcross - 1) sums[down()] = up_to_here;
     sync();

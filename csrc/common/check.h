@@ -133,7 +133,7 @@ class Check {
     if (!tensor.is_contiguous()) refuse(op_, name, " must be contiguous, got strides ", shape_text(strides_of(tensor)));
   }
 
-  // For memory that is loaded in pieces of so many bytes.
+  // For memory that is loaded in pieces of `bytes` bytes.
   void aligned(const char* name, const Tensor& tensor, int64_t bytes) const {
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes);
     if (past != 0)
@@ -173,7 +173,7 @@ class Check {
     }
   }
 
-  // Of an update that does not move the model, in averages of steps.
+  // The share of an update that does not move the model, in averages of steps.
   void least_share(double share) const {
     number("least_share must be above 0 and at most 1", share, share > 0 && share <= 1);
   }

@@ -15,13 +15,13 @@ __device__ inline unsigned load_acquire(const unsigned* word) {
   return value;
 }
 
-// Adds 1 to the word. Who waits for it sees what this block has written.
+// Adds 1 to the word. A block that waits for it sees what this block has written.
 __device__ inline void arrive(unsigned* word) {
   __threadfence();
   atomicAdd(word, 1u);
 }
 
-// Sets the word. Who waits for it sees what this block has written, and what it has seen.
+// Sets the word. A block that waits for it sees what this block has written, and what this block has seen.
 __device__ inline void publish(unsigned* word, unsigned value) {
   __threadfence();
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -35,7 +35,7 @@ __device__ inline void wait_until(const unsigned* word, unsigned value) {
   }
 }
 
-// Waits until so many blocks or more have arrived at the word. Gives up as wait_until does.
+// Waits until `count` blocks or more have arrived at the word. Gives up as wait_until does.
 __device__ inline void wait_for_count(const unsigned* word, unsigned count) {
   constexpr int kMostPolls = 1 << 22;
   for (int i = 0; i < kMostPolls && load_acquire(word) < count; ++i) {

@@ -6,13 +6,13 @@
 namespace secureafl::cuda {
 
 // All threads of kBlocks blocks as one team (see team.h); each warp is one row of the grid. For a cooperative launch:
-// the blocks wait for each other. word (): zero before the launch
+// the blocks wait for each other. barrier (): counts the arrivals of all blocks, zero before the launch
 template <int kBlocks>
 struct MeetingTeam {
   static constexpr int kSize = kBlocks * BlockTeam::kSize, kDown = kBlocks * BlockTeam::kDown;
   static constexpr int kAcross = BlockTeam::kAcross;
 
-  unsigned* word;
+  unsigned* barrier;
   mutable unsigned meetings = 0;
 
   __device__ int size() const { return kSize; }
@@ -28,8 +28,8 @@ struct MeetingTeam {
     ++meetings;
     __syncthreads();
     if (threadIdx.x == 0) {
-      arrive(word);
-      wait_for_count(word, meetings * kBlocks);
+      arrive(barrier);
+      wait_for_count(barrier, meetings * kBlocks);
     }
     __syncthreads();
   }

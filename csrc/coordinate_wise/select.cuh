@@ -139,16 +139,17 @@ __device__ inline void exchange_between(uint32_t (&keys)[kItems], int distance, 
 }
 
 // Bitonic merge in the registers of one thread.
-template <int kNear, int kItems, int... kPlaces>
-__device__ inline void exchange_far(uint32_t (&keys)[kItems], std::integer_sequence<int, kPlaces...>) {
-  (exchange<kPlaces / kNear * 2 * kNear + kPlaces % kNear, kPlaces / kNear * 2 * kNear + kPlaces % kNear + kNear>(keys),
+template <int kDistance, int kItems, int... kPlaces>
+__device__ inline void exchange_at_distance(uint32_t (&keys)[kItems], std::integer_sequence<int, kPlaces...>) {
+  (exchange<kPlaces / kDistance * 2 * kDistance + kPlaces % kDistance,
+            kPlaces / kDistance * 2 * kDistance + kPlaces % kDistance + kDistance>(keys),
    ...);
 }
-template <int kNear, int kItems>
+template <int kDistance, int kItems>
 __device__ inline void merge_bitonic(uint32_t (&keys)[kItems]) {
-  if constexpr (kNear >= 1) {
-    exchange_far<kNear>(keys, std::make_integer_sequence<int, kItems / 2>());
-    merge_bitonic<kNear / 2>(keys);
+  if constexpr (kDistance >= 1) {
+    exchange_at_distance<kDistance>(keys, std::make_integer_sequence<int, kItems / 2>());
+    merge_bitonic<kDistance / 2>(keys);
   }
 }
 
@@ -163,7 +164,9 @@ __device__ inline void middle_keys(uint32_t (&keys)[kItems], int lane, uint32_t&
   for (int run = 1; run < kLanes / 2; run *= 2) {
     exchange_between<true>(keys, (2 * run - 1) * kColumns, lane & run);
 #pragma unroll
-    for (int near = run / 2; near >= 1; near /= 2) exchange_between<false>(keys, near * kColumns, lane & near);
+    for (int distance = run / 2; distance >= 1; distance /= 2) {
+      exchange_between<false>(keys, distance * kColumns, lane & distance);
+    }
     merge_bitonic<kItems / 2>(keys);
   }
   const bool upper = lane & (kLanes / 2);

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "common/host_device.h"
-#include "lbfgs/estimate.h"
 #include "coordinate_wise/rows.h"
+#include "lbfgs/estimate.h"
 
 // The input of the rule of `aggregate`, computed on the fly (Rows of coordinate_wise/rows.h).
 

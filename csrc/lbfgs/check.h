@@ -3,8 +3,8 @@
 #include <string>
 
 #include "common/check.h"
-#include "lbfgs/history.h"
 #include "coordinate_wise/check.h"
+#include "lbfgs/history.h"
 
 namespace secureafl::SECUREAFL_KIND {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "common/team.h"
+#include "coordinate_wise/columns_cpu.h"
 #include "lbfgs/ops_impl.h"
 #include "lbfgs/products_cpu.h"
-#include "coordinate_wise/columns_cpu.h"
 
 namespace secureafl {
 

@@ -1,9 +1,9 @@
 #include <torch/csrc/stable/library.h>
 
+#include "coordinate_wise/columns.cuh"
 #include "lbfgs/estimate.cuh"
 #include "lbfgs/ops_impl.h"
 #include "lbfgs/products.cuh"
-#include "coordinate_wise/columns.cuh"
 
 namespace secureafl {
 

@@ -138,8 +138,8 @@ inline void check_parts(const Check& check, const Tensor& changes, int64_t n, in
 
 using Outcome = std::tuple<Tensor, Tensor, Tensor>;  // accepted, factor, reason
 
-// Arguments that step_, apply_ and kin_step_ share: the update (d), the model (d) it was computed on, both contiguous,
-// the rows of models (rows, d) to read and to write, and Q.
+// Arguments that all rounds share: the update (d), the model (d) it was computed on, both contiguous, the rows of
+// models (rows, d) to read and to write, and Q.
 struct Arrival {
   Tensor update;
   const Tensor& client;

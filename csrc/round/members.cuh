@@ -11,7 +11,7 @@ namespace secureafl::cuda {
 __device__ inline void find_members(const Round& r, const Verdict& v, int places, uint32_t* members) {
   const int n = static_cast<int>(r.n), words = (places + 31) / 32;
   for (int k = threadIdx.x; k < 32 * words; k += blockDim.x) {
-    const uint32_t word = __ballot_sync(~0u, k < n && r.wants(k, v));
+    const uint32_t word = __ballot_sync(~0u, k < n && r.takes_part(k, v));
     if (k % 32 == 0) members[k / 32] = word;
   }
 }

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "round/check.h"
 #include "coordinate_wise/check.h"
+#include "round/check.h"
 
 // The ops of a round for both devices: check arguments, allocate, pass plain pointers. A Device has
 //   step(round, verdict, changes, like)   a whole round: judge, pass, renew. It may leave the renewal to the next call:
@@ -25,14 +25,16 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-// Arguments of `step_` and `apply_` that carry a round to its end: the verdict and the sums of the pass, for the next
-// `step_` or `settle_`, or for `renew_` (of this rank). sums: only of `apply_`, the sums over the update (of all
-// ranks).
+// Where `step_` and `apply_` differ: the tensors that link their calls.
 struct Carried {
-  const Tensor *sums, &verdict, &changes;
+  const Tensor* sums;     // apply_: (kSums), the sums over the update, of all ranks. step_: null, it makes them itself
+  const Tensor& verdict;  // (sizeof(Verdict)): written, for the call that renews
+  // The sums of the pass, for the call that renews. step_: in parts, one per block, for the next step_ or settle_.
+  // apply_: the sums of this rank, for renew_.
+  const Tensor& changes;
 };
 
-// A whole round (`step_`) if carried has no sums, else only judge and pass (`apply_`).
+// A whole round (`step_`), or only judge and pass (`apply_`).
 template <typename Device>
 Outcome round(const char* op, const Carried& carried, const Tensor& update, const Tensor& client,
               const Tensor& trained_on, int64_t now_row, int64_t next_row, Tensor models, Tensor slots, Tensor last,
@@ -66,10 +68,10 @@ Outcome round(const char* op, const Carried& carried, const Tensor& update, cons
   const RoundSettings settings{lr, quantile, max_norm, filter, receive, store_all, hold};
   settings.check(check);
   const Device device(models);
-  const bool phases = carried.sums != nullptr;
-  if (phases) check.state("sums", *carried.sums, ScalarType::Double, "(5,)", {kSums});
+  const bool is_apply = carried.sums != nullptr;
+  if (is_apply) check.state("sums", *carried.sums, ScalarType::Double, "(5,)", {kSums});
   check_verdict(check, carried.verdict);
-  if (phases) {
+  if (is_apply) {
     check_changes(check, carried.changes, n, m);
   } else {
     check_parts(check, carried.changes, n, m, device.pass_blocks(n, m, half, tiles));
@@ -85,7 +87,7 @@ Outcome round(const char* op, const Carried& carried, const Tensor& update, cons
   spans.insert(spans.end(),
                {span_of("slots", slots, true), span_of("last", last, true), span_of("arrived", arrived, true)});
   spans.insert(spans.end(), {span_of("verdict", carried.verdict, true), span_of("changes", carried.changes, true)});
-  if (phases) spans.push_back(span_of("sums", *carried.sums, false));
+  if (is_apply) spans.push_back(span_of("sums", *carried.sums, false));
   arrival.add_spans(spans);
   presence.add_spans(spans);
   check.no_overlap(spans);
@@ -109,7 +111,7 @@ Outcome round(const char* op, const Carried& carried, const Tensor& update, cons
   r.arrived = mutable_data<unsigned>(arrived);
   auto* verdict = mutable_data<Verdict>(carried.verdict);
   auto* changes = mutable_data<double>(carried.changes);
-  if (phases) {
+  if (is_apply) {
     device.apply(r, data<double>(*carried.sums), verdict, changes, models);
   } else {
     device.step(r, verdict, changes, models);
@@ -205,14 +207,16 @@ void finish(const char* op, bool settle, const Tensor& verdict, const Tensor& ch
 template <typename Device>
 void renew(const Tensor& verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along,
            Tensor factors, Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
-  finish<Device>("renew_", false, verdict, changes, scales, gram, along, factors, status, pairs, oldest, seen, trust);
+  finish<Device>("renew_", /*settle=*/false, verdict, changes, scales, gram, along, factors, status, pairs, oldest,
+                 seen, trust);
 }
 
 // The end of a round of `step_` that was left to the next one, if any. Call it before the state is read or changed.
 template <typename Device>
 void settle(Tensor verdict, const Tensor& changes, const Tensor& scales, Tensor gram, Tensor along, Tensor factors,
             Tensor status, const Tensor& pairs, const Tensor& oldest, Tensor seen, double trust) {
-  finish<Device>("settle_", true, verdict, changes, scales, gram, along, factors, status, pairs, oldest, seen, trust);
+  finish<Device>("settle_", /*settle=*/true, verdict, changes, scales, gram, along, factors, status, pairs, oldest,
+                 seen, trust);
 }
 
 // Number of parts of each sum in the `changes` of `step_`.

@@ -4,6 +4,7 @@
 
 #include "common/launch.cuh"
 #include "common/loads.cuh"
+#include "coordinate_wise/select.cuh"
 #include "round/begin.cuh"
 #include "round/judge.h"
 #include "round/launches.h"
@@ -11,7 +12,6 @@
 #include "round/pass_shape.cuh"
 #include "round/round.h"
 #include "round/tile_pipeline.cuh"
-#include "coordinate_wise/select.cuh"
 
 namespace secureafl::cuda {
 
@@ -50,6 +50,55 @@ __device__ inline int opaque(int value) {
 struct ModelValues {
   float model, update, trained_on, previous;
 };
+
+// The sums of a thread over the tiles of its team.
+template <typename P>
+struct ThreadSums {
+  const float (&slots)[P::kSlotSums];  // the step times rows rank, rank + kThreads, .. of the slots
+  const float (&x)[P::kXSums];         // the step times these rows of x
+  double own_x, own_s, own_y;          // row `rank` of the client, if it is new, times its x, s and y
+  double step_square;
+};
+
+// Adds up the sums of the teams of a block, in order: they have processed different coordinates of the same rows.
+//   memory: (teams, owned) doubles, then (teams, rows) floats   changes (PassSums::count, blocks)
+template <typename P>
+__device__ __forceinline__ void store_changes(const ThreadSums<P>& sums, int n, int planes, char* memory,
+                                              double* changes) {
+  constexpr int kThreads = P::kThreads;
+  const int team = threadIdx.x / kThreads, teams = blockDim.x / kThreads, rank = threadIdx.x % kThreads;
+  const PassSums at{n, planes / 2};
+  const int rows = static_cast<int>(at.own_x(0)), count = static_cast<int>(at.count()), owned = count - rows;
+  double* own = reinterpret_cast<double*>(memory);                // (teams, owned)
+  float* staged = reinterpret_cast<float*>(own + teams * owned);  // (teams, rows)
+#pragma unroll
+  for (int q = 0; q < P::kSlotSums; ++q) {
+    const int row = rank + q * kThreads;
+    if (row < planes * n) staged[team * rows + row] = sums.slots[q];
+  }
+#pragma unroll
+  for (int q = 0; q < P::kXSums; ++q) {
+    const int k = rank + q * kThreads;
+    if (k < n) staged[team * rows + planes * n + k] = sums.x[q];
+  }
+  if (rank <= planes) own[team * owned + rank] = sums.own_x;
+  if (rank < planes) {
+    own[team * owned + planes + 1 + rank] = sums.own_s;
+    own[team * owned + 2 * planes + 1 + rank] = sums.own_y;
+  }
+  double step_square = sums.step_square;
+#pragma unroll
+  for (int distance = 1; distance < P::kColumns; distance *= 2) {
+    step_square += __shfl_xor_sync(~0u, step_square, distance);
+  }
+  if (rank == 0) own[team * owned + owned - 1] = step_square;
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    double sum = 0;
+    for (int t = 0; t < teams; ++t) sum += i < rows ? staged[t * rows + i] : own[t * owned + i - rows];
+    changes[i * static_cast<int64_t>(gridDim.x) + blockIdx.x] = sum;
+  }
+}
 
 // A whole round with pairs (`step_`); of `apply_`, where the verdict is given, the pass alone. Each team processes its
 // tiles; with two buffers the next tile is copied meanwhile. The copies of the first ones start before the verdict.
@@ -259,38 +308,8 @@ __global__ void __launch_bounds__(P::kMaxThreads, P::kBlocksPerSm) round_kernel(
   }
 
   if (whole && threadIdx.x / 32 == blockDim.x / 32 - 1) end_round(r, v);
-  // The teams of a block have processed different coordinates of the same rows: add up their sums, in order.
-  __syncthreads();
-  const PassSums at{n, pairs};
-  const int rows = static_cast<int>(at.own_x(0)), count = static_cast<int>(at.count()), owned = count - rows;
-  double* own = reinterpret_cast<double*>(stages);                // (teams, owned)
-  float* staged = reinterpret_cast<float*>(own + teams * owned);  // (teams, rows)
-#pragma unroll
-  for (int q = 0; q < P::kSlotSums; ++q) {
-    const int row = rank + q * kThreads;
-    if (row < planes * n) staged[team * rows + row] = slot_sums[q];
-  }
-#pragma unroll
-  for (int q = 0; q < P::kXSums; ++q) {
-    const int k = rank + q * kThreads;
-    if (k < n) staged[team * rows + planes * n + k] = x_sums[q];
-  }
-  if (rank <= planes) own[team * owned + rank] = own_x;
-  if (rank < planes) {
-    own[team * owned + planes + 1 + rank] = own_s;
-    own[team * owned + 2 * planes + 1 + rank] = own_y;
-  }
-#pragma unroll
-  for (int distance = 1; distance < kColumns; distance *= 2) {
-    step_square += __shfl_xor_sync(~0u, step_square, distance);
-  }
-  if (rank == 0) own[team * owned + owned - 1] = step_square;
-  __syncthreads();
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    double sum = 0;
-    for (int t = 0; t < teams; ++t) sum += i < rows ? staged[t * rows + i] : own[t * owned + i - rows];
-    scratch.changes[i * static_cast<int64_t>(gridDim.x) + blockIdx.x] = sum;
-  }
+  __syncthreads();  // no thread reads the tiles any more: the sums take their place
+  store_changes<P>({slot_sums, x_sums, own_x, own_s, own_y, step_square}, n, planes, stages, scratch.changes);
 }
 
 }  // namespace secureafl::cuda

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "common/chunks_cpu.h"
+#include "coordinate_wise/columns_cpu.h"
 #include "round/half_cpu.h"
 #include "round/judge.h"
 #include "round/round.h"
 #include "round/tile_cpu.h"
-#include "coordinate_wise/columns_cpu.h"
 
 // The pass over the history. All work on a tile is done while it is in a near cache.
 
@@ -32,7 +32,7 @@ struct Plan {
 
   Plan(const Round& r, const Verdict& v) {
     for (int64_t k = 0; k < r.n; ++k) {
-      if (k != v.client && r.wants(k, v)) estimated.push_back(k);
+      if (k != v.client && r.takes_part(k, v)) estimated.push_back(k);
       if (r.seen[k] && !(k == v.client && v.stored)) carried.push_back(k);
     }
     count = static_cast<int64_t>(estimated.size()) + v.received;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include "common/launch.cuh"
+#include "coordinate_wise/select.cuh"
 #include "round/judge.cuh"
 #include "round/members.cuh"
 #include "round/pass_shape.cuh"
 #include "round/round.h"
-#include "coordinate_wise/select.cuh"
 
 namespace secureafl::cuda {
 

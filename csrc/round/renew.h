@@ -11,7 +11,7 @@ namespace secureafl::SECUREAFL_KIND {
 // Counter for the correction of client k in this round (capped or fallback), or nullptr. Call it before the next
 // correction is solved.
 SECUREAFL_FN int64_t* counted_at(const Round& r, const Verdict& v, int64_t k) {
-  if (k == v.client || !r.wants(k, v)) return nullptr;
+  if (k == v.client || !r.takes_part(k, v)) return nullptr;
   return r.status[k] == Status::kCapped ? r.counts + 3 : r.status[k] == Status::kFallback ? r.counts + 4 : nullptr;
 }
 

@@ -3,10 +3,10 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "coordinate_wise/rank.h"
 #include "lbfgs/lbfgs.h"
 #include "round/presence.h"
 #include "round/verdict.h"
-#include "coordinate_wise/rank.h"
 
 // A server round (docs/algorithm.md) in one pass over the history, in three steps that both devices share:
 //   judge   sums over the update -> verdict                                                       (judge.h, quantile.h)
@@ -83,8 +83,8 @@ struct Round {
   // (4): barrier counters: blocks that have judged; rounds done; blocks that have renewed clients, in even rounds and
   // in odd ones. All but the rounds are zero when the round that uses them begins.
   unsigned* arrived;
-  // (1 + kKeyRows, kKeysPerRow): the factors that a full list has no room for (factor_counts.h). Null: a full list is
-  // overwritten.
+  // (1 + kKeyRows, kKeysPerRow): counts of the factors that a full list has no room for (factor_counts.h). Null: a full
+  // list is overwritten.
   int64_t* factor_counts;
   // results
   bool* accepted;  // ()
@@ -93,7 +93,7 @@ struct Round {
 
   SECUREAFL_BOTH int64_t planes() const { return 2 * m; }
   // True if row k takes part in the rule.
-  SECUREAFL_FN bool wants(int64_t k, const Verdict& v) const {
+  SECUREAFL_FN bool takes_part(int64_t k, const Verdict& v) const {
     return k == v.client ? v.received : estimate && presence.counts(seen[k], k);
   }
 };

@@ -11,19 +11,19 @@
 
 namespace secureafl::cuda {
 
-// One block per part.      judged (kSums, parts)
+// Kernel 1 of `update_sums`, one block per part.      judged (kSums, parts)
 static __global__ void update_sums_kernel(Round r, double* judged) {
   __shared__ JudgeMemory memory;
   sum_update(r, gridDim.x, blockIdx.x, gridDim.x, judged, memory);
 }
 
-// One warp per sum.      judged (kSums, parts)   out (kSums)
+// Kernel 2 of `update_sums`, one warp per sum.      judged (kSums, parts)   out (kSums)
 static __global__ void add_up_kernel(const double* judged, int parts, double* out) {
   const double sum = warp_sum(judged + blockIdx.x * parts, parts);
   if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-// One block.      sums (kSums)
+// Kernel 1 of `apply_`, one block: the verdict.      sums (kSums)
 static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdict) {
   SECUREAFL_SHARED(FactorList, lists);  // (r.lists)
   __shared__ JudgeMemory memory;
@@ -46,7 +46,8 @@ static __global__ void decide_kernel(Round r, const double* sums, Verdict* verdi
   push_pair(r, v);
 }
 
-// One warp per sum of the pass, and one thread per client for its counters.      changes (PassSums::count)
+// Kernel of `apply_` after the pass. One warp per sum of the pass, one thread per client for its counters.
+//   changes (PassSums::count)
 static __global__ void collect_kernel(Round r, Scratch scratch, double* changes) {
   const auto warp = cg::tiled_partition<32>(cg::this_thread_block());
   const int64_t count = PassSums{r.n, r.m}.count();
@@ -61,7 +62,7 @@ static __global__ void collect_kernel(Round r, Scratch scratch, double* changes)
   if (thread == v.client && v.stored) r.seen[thread] = true;
 }
 
-// One warp per client.      changes (PassSums::count)
+// Kernel of `renew_`, one warp per client.      changes (PassSums::count)
 static __global__ void renew_given_kernel(Round r, const Verdict* verdict, const double* changes) {
   SECUREAFL_SHARED(double, shared);  // (2m + 1): the step times the slots and x of the client; then solve_scratch
   const WarpTeam team;

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "round/round.h"
-#include "round/tiles.h"
 #include "coordinate_wise/network_cpu.h"
 #include "coordinate_wise/rank.h"
+#include "round/round.h"
+#include "round/tiles.h"
 
 // Access to the history in memory.
 

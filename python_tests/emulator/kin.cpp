@@ -6,8 +6,9 @@
 #include "row_wise/row_rules/choose.h"
 #include "row_wise/support/refresh.cuh"
 
-// `kin_step_`, `support_step_`, `row_step_` and `mean_step_` on a CPU: runs the kernels of csrc/row_wise/kinship/kin_step.cuh,
-// csrc/row_wise/support/refresh.cuh and csrc/row_wise/mean_steps/mean_steps.cuh, block after block.
+// `kin_step_`, `support_step_`, `row_step_` and `mean_step_` on a CPU: runs the kernels of
+// csrc/row_wise/kinship/kin_step.cuh, csrc/row_wise/support/refresh.cuh and csrc/row_wise/mean_steps/mean_steps.cuh,
+// block after block.
 
 using namespace secureafl;
 

@@ -5,12 +5,12 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "round/judge.h"
+#include "round/quantile.h"
 #include "row_wise/kinship/kinship.h"
 #include "row_wise/kinship/select_clients.h"
 #include "row_wise/kinship/similarity.h"
 #include "row_wise/kinship/table.h"
-#include "round/judge.h"
-#include "round/quantile.h"
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -46,7 +46,7 @@ SECUREAFL_FN void weigh_rows(const Team& team, const KinRound& r, const Table& t
   }
 }
 
-// Contribution of this thread to the tally of Q.
+// Contribution of this thread to the tally of Q. table.values is scratch.
 template <typename Team>
 SECUREAFL_FN Tally part_of_tally(const Team& team, const KinRound& r, const ClientState& before, double factor,
                                  const Table& table) {
@@ -127,10 +127,10 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   }
   team.sync();
   // If at least half of the clients are known, the others are left out.
-  const bool probation = table.shared_results[2] >= 0;
+  const bool only_known = table.shared_results[2] >= 0;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    if (table.flags[k] == Table::kUnknown) table.flags[k] = probation ? 0 : Table::kTakesPart;
+    if (table.flags[k] == Table::kUnknown) table.flags[k] = only_known ? 0 : Table::kTakesPart;
     if (r.shift && table.flags[k]) table.flags[k] |= Table::kKept;
   }
   if (r.shift) {
@@ -140,7 +140,7 @@ SECUREAFL_FN void choose(const Team& team, const KinRound& r, double* sums, cons
   }
   // median_norm is that of all clients: attackers may be the majority of the kept ones.
   weigh_rows(team, r, table, median_norm, out);
-  if (v.steps && !r.shift) update_centre(team, r, table, table.shared_results + 8);
+  if (v.steps && !r.shift) update_center(team, r, table, table.shared_results + 8);
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -6,9 +6,9 @@
 #include "common/block_team.cuh"
 #include "common/launch.cuh"
 #include "common/loads.cuh"
+#include "round/judge.h"
 #include "row_wise/kinship/choose.h"
 #include "row_wise/kinship/kinship.h"
-#include "round/judge.h"
 
 // The three kernels of `kin_step_` (kinship.h). kVector: neighbouring floats that a thread loads at once, 4 if the
 // alignment of the state allows it. It must not depend on where update and trained_on begin: that would change the
@@ -21,10 +21,13 @@ namespace cg = cooperative_groups;
 constexpr int kSumThreads = 256, kStepThreads = 256;
 constexpr int kRowsPerWarp = 4;  // rows that a warp multiplies by the update at a time
 
-// Distribution of the sums over warps: each warp processes one chunk of d of kRowsPerWarp rows, or of the sums of the
-// judge. With a center, as many again process the rows times the center, and the other products of the center.
+// Distribution of the sums over warps: each warp processes one group of sums in one chunk of d. The groups, in order:
+//   row_groups(compared)   kRowsPerWarp rows each, times the update
+//   1                      the sums of the judge
+//   row_groups(compared)   with a center: the same rows times the center
+//   1                      with a center: the center times the update and times itself
 struct KinPlan {
-  int64_t groups, chunks, length;
+  int64_t groups, chunks, length;  // length: coordinates of a chunk
 
   SECUREAFL_BOTH static int64_t row_groups(int64_t n) { return (n + kRowsPerWarp - 1) / kRowsPerWarp; }
 
@@ -100,7 +103,7 @@ __device__ inline void add_center(const KinRound& r, int64_t start, int64_t stop
   }
 }
 
-// parts (kCount, chunks) of one chunk: sums over the lanes of this warp
+// Stores the sums over the lanes of this warp, the first `count` of them.      parts (count, chunks): one column
 template <int kCount>
 __device__ inline void store_sums(const double (&sums)[kCount], int64_t count, int64_t chunks, int64_t chunk,
                                   double* parts) {
@@ -121,19 +124,19 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
   if (chunk >= plan.chunks) return;
   const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
   const int64_t start = begin + lane * kVector;
-  const int64_t half = KinPlan::row_groups(r.compared), of_center = r.compared + kSums;
-  if (group == half) {
+  const int64_t row_groups = KinPlan::row_groups(r.compared), of_center = r.compared + kSums;
+  if (group == row_groups) {
     double sums[kSums] = {};
     add_judged<kVector>(r, start, stop, sums);
     return store_sums(sums, kSums, plan.chunks, chunk, parts + r.compared * plan.chunks);
   }
-  if (group == 2 * half + 1) {
+  if (group == 2 * row_groups + 1) {
     double sums[2] = {};
     add_center<kVector>(r, start, stop, sums);
     return store_sums(sums, 2, plan.chunks, chunk, parts + (of_center + r.n) * plan.chunks);
   }
-  const bool by_update = group < half;
-  const int64_t first = (by_update ? group : group - half - 1) * kRowsPerWarp;
+  const bool by_update = group < row_groups;
+  const int64_t first = (by_update ? group : group - row_groups - 1) * kRowsPerWarp;
   double sums[kRowsPerWarp] = {};
   add_products<kVector>(r, by_update ? r.update : r.center, first, start, stop, sums);
   store_sums(sums, r.n - first, plan.chunks, chunk, parts + (first + (by_update ? 0 : of_center)) * plan.chunks);
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(BlockTeam::kSize)
   }
   if (team.rank() == 0) choice.rows = rows;
   if (team.rank() == 0) choice.weights = weights;
-  if (team.rank() == 0 && r.meet) *r.meet = 0;
+  if (team.rank() == 0 && r.barrier) *r.barrier = 0;
   team.sync();
   choose(team, r, sums, table, &choice);
   team.sync();

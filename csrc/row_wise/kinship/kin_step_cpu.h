@@ -10,9 +10,9 @@
 #include "common/chunks_cpu.h"
 #include "common/simd_cpu.h"
 #include "common/team.h"
+#include "round/judge.h"
 #include "row_wise/kinship/choose.h"
 #include "row_wise/kinship/kinship.h"
-#include "round/judge.h"
 
 // A round in the three steps of kinship.h. The first and the last run on all threads, in chunks that depend only on d.
 

@@ -15,7 +15,7 @@
 
 namespace secureafl {
 
-// Of the rounds of row-wise rules: they keep the inner products of all clients, (n, n).
+// Most clients of a row-wise round: its tables are (n, n).
 constexpr int64_t kMaxRowClients = 1024;
 
 }  // namespace secureafl
@@ -35,16 +35,16 @@ struct KinRound : Round {
   double* products;     // (n, n): inner products of the last updates
   double* means;        // (n, n): running means of the products of clipped updates, in units of (median norm)^2
   int64_t* met;         // (n): number of updates that entered the means
-  double* centre;       // (n): weights of the mean updates in their centre; kinship alone
-  bool centered;        // there is a center: rule "centered_clip" alone
-  float* center;        // (d): the last aggregate
-  const double* shift;  // (n): of each client's weight; support alone, null for kinship
+  double* mean_center;  // (n): the center of the mean updates, as their weights in it (state `centre`); kinship alone
+  bool centered;        // `center` is used: rule "centered_clip" alone
+  float* center;        // (d): the center of centered_clip, the last aggregate
+  const double* shift;  // (n): of each client's weight from 1 / count; support alone, null for kinship
   float* own_means;     // (n, d): mean of each client's updates; averages of steps alone, else null
   bool alone;           // the model steps along the update alone, times its weight and the number of kept clients
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm
   int64_t* rounds;      // ()
-  unsigned* meet;       // (): barrier counter of the blocks of a refresh, on a GPU; choose sets it to zero. Or null
+  unsigned* barrier;    // (): barrier counter of a later refresh on a GPU, set to zero by kernel 2; or null
 
   // Number of sums over d: the update times each last update, then the sums of the judge. With a center also the
   // center times each last update, times the update and times itself.

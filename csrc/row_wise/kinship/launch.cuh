@@ -31,6 +31,7 @@ class CudaKin {
     const auto plan = cuda::KinPlan::of(r);
     constexpr int64_t kChoice = (sizeof(Choice) + sizeof(double) - 1) / sizeof(double);
     const int64_t sums = r.sums() * plan.chunks;
+    // Choice, parts (r.sums(), chunks), then rows and weights (n): they have four bytes each.
     const Tensor memory = allocate(like, ScalarType::Double, {kChoice + sums + r.n});
     double *at = mutable_data<double>(memory), *parts = at + kChoice;
     auto* choice = reinterpret_cast<Choice*>(at);

@@ -2,11 +2,11 @@
 
 #include "common/check.h"
 #include "common/tensors.h"
-#include "row_wise/kinship/kinship.h"
 #include "round/check.h"
+#include "row_wise/kinship/kinship.h"
 
-// The op kin_step_ for both devices, and the part of it that support_step_ shares. A Device has kin_step(round, like)
-// and kHostReads, as in round/ops_impl.h.
+// The op kin_step_ for both devices, and the part of it that support_step_, mean_step_ and row_step_ share. A Device
+// has kin_step(round, like) and kHostReads, as in round/ops_impl.h.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -98,7 +98,7 @@ RowsOutcome kin_step(const Tensor& update, const Tensor& client, const Tensor& t
   r.bounds = {
       static_cast<double>(span), static_cast<double>(known), kin, crowd, turned, least, least_sum, least_apart, near};
   r.presence = presence.view(alone);
-  r.centre = mutable_data<double>(centre);
+  r.mean_center = mutable_data<double>(centre);
   device.kin_step(r, models);
   return outcome;
 }

@@ -19,42 +19,42 @@ SECUREAFL_FN void select_clients(const Team& team, const KinRound& r, const Tabl
   const int n = static_cast<int>(r.n);
   const Bounds& b = r.bounds;
   // Counts the kin of each known client: known clients whose cosine with it exceeds a bound. Once from the origin
-  // (table.values), once from the centre (table.centred_kin). +inf for clients that take no part.
+  // (table.values), once from the center (table.centered_kin). +inf for clients that take no part.
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     table.lengths[k] = sqrt(fmax(r.means[k * r.n + k], 0.0));
     if (table.flags[k] && is_known(r, k)) table.flags[k] |= Table::kKnown;
   }
-  const double square = distances_to_centre(team, r, table, shared_results);
+  const double square = distances_to_center(team, r, table, shared_results);
   SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     const double* means = r.means + i * r.n;
-    const double length = table.lengths[i], off = square - table.centre_product[i],
-                 centre_distance = table.centre_distance[i];
-    int kin = 0, centred = 0;
+    const double length = table.lengths[i], off = square - table.center_product[i],
+                 center_distance = table.center_distance[i];
+    int kin = 0, centered = 0;
     for (int k = team.across(); k < n && (table.flags[i] & Table::kKnown); k += Team::kAcross) {
       const bool other = k != i && (table.flags[k] & Table::kKnown);
       kin += other && means[k] > b.kin * fmax(length * table.lengths[k], b.least);
-      centred += other && means[k] - table.centre_product[k] + off >
-                              b.kin * fmax(centre_distance * table.centre_distance[k], b.least_apart);
+      centered += other && means[k] - table.center_product[k] + off >
+                               b.kin * fmax(center_distance * table.center_distance[k], b.least_apart);
     }
     kin = team.sum_across(kin);
-    centred = team.sum_across(centred);
+    centered = team.sum_across(centered);
     if (team.across() != 0) continue;
     table.values[i] = table.flags[i] ? 1 + kin : INFINITY;
-    table.centred_kin[i] = table.flags[i] ? 1 + centred : INFINITY;
+    table.centered_kin[i] = table.flags[i] ? 1 + centered : INFINITY;
   }
   team.sync();
 
   // Drops clients whose group of kin is larger than the bound: `crowd` times the median group. The groups seen from the
-  // centre count only if at least half of the clients remain: attackers are fewer than half.
+  // center count only if at least half of the clients remain: attackers are fewer than half.
   const double max_kin = b.crowd * median_of(team, table.values, n, shared_results);
-  const double max_centred = b.crowd * median_of(team, table.centred_kin, n, shared_results + 2);
+  const double max_centered = b.crowd * median_of(team, table.centered_kin, n, shared_results + 2);
   int balance = 0;  // 2 for each client that both groups keep, -1 for each one that takes part
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     if (!table.flags[k]) continue;
-    const bool kept = !(table.values[k] > max_kin), both = kept && !(table.centred_kin[k] > max_centred);
+    const bool kept = !(table.values[k] > max_kin), both = kept && !(table.centered_kin[k] > max_centered);
     table.flags[k] |= (kept ? Table::kKept : 0) | (both ? Table::kBoth : 0);
     balance += 2 * both - 1;
   }

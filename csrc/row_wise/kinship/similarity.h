@@ -31,23 +31,23 @@ SECUREAFL_FN int update_similarity(const Team& team, const KinRound& r, int clie
   return count;
 }
 
-// Products of the mean updates with their centre and distances to it: table.centre_product, table.centre_distance.
-// shared_results (1) is scratch. Returns the squared norm of the centre.
+// Products of the mean updates with their center and distances to it: table.center_product, table.center_distance.
+// shared_results (1) is scratch. Returns the squared norm of the center.
 template <typename Team>
-SECUREAFL_FN double distances_to_centre(const Team& team, const KinRound& r, const Table& table,
+SECUREAFL_FN double distances_to_center(const Team& team, const KinRound& r, const Table& table,
                                         double* shared_results) {
   const int n = static_cast<int>(r.n);
   SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
-    double centre_product = 0;
-    for (int k = team.across(); k < n; k += Team::kAcross) centre_product += r.means[i * r.n + k] * r.centre[k];
-    centre_product = team.sum_across(centre_product);
-    if (team.across() == 0) table.centre_product[i] = centre_product;
+    double center_product = 0;
+    for (int k = team.across(); k < n; k += Team::kAcross) center_product += r.means[i * r.n + k] * r.mean_center[k];
+    center_product = team.sum_across(center_product);
+    if (team.across() == 0) table.center_product[i] = center_product;
   }
   team.sync();
   if (team.down() == 0) {
     double square = 0;
-    for (int k = team.across(); k < n; k += Team::kAcross) square += r.centre[k] * table.centre_product[k];
+    for (int k = team.across(); k < n; k += Team::kAcross) square += r.mean_center[k] * table.center_product[k];
     square = team.sum_across(square);
     if (team.across() == 0) *shared_results = square;
   }
@@ -55,17 +55,17 @@ SECUREAFL_FN double distances_to_centre(const Team& team, const KinRound& r, con
   const double square = *shared_results;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    table.centre_distance[k] = sqrt(fmax(r.means[k * r.n + k] - 2 * table.centre_product[k] + square, 0.0));
+    table.center_distance[k] = sqrt(fmax(r.means[k * r.n + k] - 2 * table.center_product[k] + square, 0.0));
   }
   team.sync();
   return square;
 }
 
-// One step of the centre towards the geometric median (Weiszfeld), from table.centre_distance.
+// One step of the center towards the geometric median (Weiszfeld), from table.center_distance.
 template <typename Team>
-SECUREAFL_FN void update_centre(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
+SECUREAFL_FN void update_center(const Team& team, const KinRound& r, const Table& table, double* shared_results) {
   const int n = static_cast<int>(r.n);
-  const auto weight = [&](int k) { return is_known(r, k) ? 1 / fmax(table.centre_distance[k], r.bounds.near) : 0.0; };
+  const auto weight = [&](int k) { return is_known(r, k) ? 1 / fmax(table.center_distance[k], r.bounds.near) : 0.0; };
   if (team.down() == 0) {
     double sum = 0;
     for (int k = team.across(); k < n; k += Team::kAcross) sum += weight(k);
@@ -74,7 +74,7 @@ SECUREAFL_FN void update_centre(const Team& team, const KinRound& r, const Table
   }
   team.sync();
   SECUREAFL_NO_UNROLL
-  for (int k = team.rank(); k < n; k += Team::kSize) r.centre[k] = weight(k) / *shared_results;
+  for (int k = team.rank(); k < n; k += Team::kSize) r.mean_center[k] = weight(k) / *shared_results;
 }
 
 }  // namespace secureafl::SECUREAFL_KIND

@@ -10,30 +10,33 @@ namespace secureafl::SECUREAFL_KIND {
 
 // Scratch memory of `choose`; shared memory on a GPU.
 struct Table {
-  static constexpr int kParts = 32, kTotals = 9, kFound = 9;
+  static constexpr int kParts = 32, kTotals = 9, kResults = 9;
   double* norms;            // (n): norms of the rows of this round
-  double* lengths;          // (n): norms of the last updates, later of the mean updates
-  double* values;           // (n): input of a median; later products with the sum of the kept clients
-  double* centre_product;   // (n): products of the mean updates with the centre
-  double* centre_distance;  // (n): distances of the mean updates to the centre
-  double* centred_kin;      // (n): number of kin of each client after subtracting the centre
+  double* lengths;          // (n): norms of the last updates; from select_clients on, of the mean updates
+  double* values;           // (n): lists of Q (decide_arrival), then numbers whose median is needed, then others
+  double* center_product;   // (n): products of the mean updates with their center
+  double* center_distance;  // (n): distances of the mean updates to their center
+  double* centered_kin;     // (n): number of kin of each client after subtracting the center, itself included
   double* parts;            // (kTotals, kParts): partial sums over threads
-  double* shared_results;   // (kFound): results of one thread, read by all
-  uint8_t* flags;           // (n): bits of the enum below
+  double* shared_results;   // (kResults): results of one thread, read by all. 0, 1: median_of in choose; 2 .. 7:
+                            // select_clients (2 before it: whether only known clients count); 8: update_center
+  uint8_t* flags;           // (n): bits of the enum below; 0: takes no part
 
+  // kUnknown stands alone: present, but with too few similarities. `choose` turns it into kTakesPart or 0. kBoth: kept
+  // by its group seen from the origin and by that seen from the center.
   enum : uint8_t { kTakesPart = 1, kKnown = 2, kKept = 4, kBoth = 8, kUnknown = 16 };
 
   SECUREAFL_FN Table(double* at, int64_t n)
       : norms(at),
         lengths(at + n),
         values(at + 2 * n),
-        centre_product(at + 3 * n),
-        centre_distance(at + 4 * n),
-        centred_kin(at + 5 * n),
+        center_product(at + 3 * n),
+        center_distance(at + 4 * n),
+        centered_kin(at + 5 * n),
         parts(at + 6 * n),
         shared_results(parts + kTotals * kParts),
-        flags(reinterpret_cast<uint8_t*>(shared_results + kFound)) {}
-  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kTotals * kParts + kFound + (n + 7) / 8; }
+        flags(reinterpret_cast<uint8_t*>(shared_results + kResults)) {}
+  SECUREAFL_BOTH static int64_t doubles(int64_t n) { return 6 * n + kTotals * kParts + kResults + (n + 7) / 8; }
 };
 
 // Team-wide sums of kCount integers per thread, below 2^53. Only the first thread gets the results.

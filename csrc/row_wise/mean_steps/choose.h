@@ -19,7 +19,7 @@ SECUREAFL_FN void add_to_mean(const MeanRound& r, int32_t client, double norm, d
   r.norms[client] = norm;
   r.seen[client] = true;
   if (!(norm * norm <= kMaxSquare && out->mean_length > 0)) return;
-  const double share = r.least + (1 - r.least) * fmin(fmax(moved, 0.0), 1.0);
+  const double share = r.least_share + (1 - r.least_share) * fmin(fmax(moved, 0.0), 1.0);
   const double total = fmin(r.total[client] + share, r.bounds.span), weight = share / total;
   out->mean_share = weight;
   r.total[client] = total;

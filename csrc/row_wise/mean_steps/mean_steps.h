@@ -14,18 +14,19 @@
 namespace secureafl::SECUREAFL_KIND {
 
 struct MeanRound : KinRound {
-  double* total;  // (n): sum of the shares of the updates in each client's mean, at most bounds.span
-  double* noise;  // (n): sum of the squared weights of the updates in the mean
-  double* norms;  // (n): of the last updates
-  double least;   // share of an update that does not move the model
-  double noisy;   // bound of the noise; above it the length of the mean is taken as 0
-  int64_t every;  // rounds between two refreshes
+  double* total;       // (n): sum of the shares of the updates in each client's mean, at most bounds.span
+  double* noise;       // (n): sum of the squared weights of the updates in the mean
+  double* norms;       // (n): of the last updates
+  double least_share;  // of an update that does not move the model
+  double max_noise;    // of a mean whose length is known; with more noise it is taken as 0
+  int64_t every;       // rounds between two refreshes
 };
 
-// Squared length of a mean without the noise of single updates. square: with it
+// Squared length of a mean without the noise of single updates. square: with it. A mean that is all noise has 0 here
+// and NO_DIRECTION in mean_steps.py: only observers, who read the products there, tell it from a client without a mean.
 SECUREAFL_FN double square_without_noise(const MeanRound& r, int64_t k, double square) {
   const double noise = r.noise[k];
-  return noise <= r.noisy ? fmax((square - noise) / (1 - noise), 0.0) : 0;
+  return noise <= r.max_noise ? fmax((square - noise) / (1 - noise), 0.0) : 0;
 }
 
 // What the mean of client k is multiplied by, so that it has that length. square: of the mean

@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,7 +10,7 @@
 #include "row_wise/kinship/kin_step_cpu.h"
 #include "row_wise/mean_steps/choose.h"
 #include "row_wise/mean_steps/mean_steps.h"
-#include "row_wise/support/refresh.h"
+#include "row_wise/support/refresh_cpu.h"
 
 namespace secureafl::cpu {
 
@@ -22,26 +21,27 @@ inline Chunks chunks_of_means(const MeanRound& r) {
   return Chunks(tiles, std::max<int64_t>((tiles + most - 1) / most, 4));
 }
 
-// All memory of a refresh.
-struct RefreshMemory {
+// Memory of a refresh, with that of the inner products of the means.
+struct MeansScratch {
   Chunks chunks;
-  std::vector<double> parts, products, lengths, scratch;  // (chunks, n, n), (n, n), (n), RefreshTables
-  std::unique_ptr<bool[]> counts;                         // (n)
+  std::vector<double> parts;     // (chunks, n, n)
+  std::vector<double> products;  // (n, n)
+  std::vector<double> lengths;   // (n)
+  RefreshScratch refresh;
 
-  explicit RefreshMemory(const MeanRound& r)
+  explicit MeansScratch(const MeanRound& r)
       : chunks(chunks_of_means(r)),
         parts(static_cast<size_t>(chunks.count * r.n * r.n)),
         products(static_cast<size_t>(r.n * r.n)),
         lengths(static_cast<size_t>(r.n)),
-        scratch(static_cast<size_t>(RefreshTables::doubles(r.n, Solo::kDown))),
-        counts(new bool[static_cast<size_t>(r.n)]) {}
+        refresh(r.n) {}
 };
 
-// memory.products: inner products of the clients' means.
-inline void products_of_means(const MeanRound& r, RefreshMemory& memory) {
-  for_kin_tiles(memory.chunks, [&](int64_t start, int64_t chunk) {
+// scratch.products: inner products of the clients' means, lower triangle.
+inline void products_of_means(const MeanRound& r, MeansScratch& scratch) {
+  for_kin_tiles(scratch.chunks, [&](int64_t start, int64_t chunk) {
     const int64_t width = std::min(kKinTile, r.d - start);
-    double* products = memory.parts.data() + chunk * r.n * r.n;
+    double* products = scratch.parts.data() + chunk * r.n * r.n;
     double mean[kKinTile];
     for (int64_t i = 0; i < r.n; ++i) {
       std::copy_n(r.own_means + i * r.d + start, width, mean);
@@ -50,29 +50,27 @@ inline void products_of_means(const MeanRound& r, RefreshMemory& memory) {
       }
     }
   });
-  add_chunks(memory.parts, memory.products);
+  add_chunks(scratch.parts, scratch.products);
 }
 
-inline void refresh_means(const MeanRound& r, Refresh refresh_args, RefreshMemory& memory) {
+inline void refresh_means(const MeanRound& r, Refresh refresh_args, MeansScratch& scratch) {
   const int64_t n = r.n;
-  std::vector<double>&products = memory.products, &lengths = memory.lengths;
-  products_of_means(r, memory);
+  std::vector<double>&products = scratch.products, &lengths = scratch.lengths;
+  products_of_means(r, scratch);
   for (int64_t k = 0; k < n; ++k) lengths[k] = shortened(r, k, products[k * n + k]);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t k = 0; k <= i; ++k) products[i * n + k] *= lengths[i] * lengths[k];
     for (int64_t k = 0; k < i; ++k) products[k * n + i] = products[i * n + k];
   }
-  for (int64_t k = 0; k < n; ++k) memory.counts[k] = r.presence.counts(r.seen[k], k);
   refresh_args.means = products.data();
-  refresh_args.counts = memory.counts.get();
-  refresh(Solo(), refresh_args, RefreshTables({memory.scratch.data(), nullptr, 0}, n, Solo::kDown));
+  refresh_clients(r, refresh_args, scratch.refresh);
 }
 
 inline void mean_step(const MeanRound& r, const Refresh& refresh_args) {
-  std::optional<RefreshMemory> memory;  // allocated before the round: one that runs out of memory must change nothing
-  if ((*r.rounds + 1) % r.every == 0) memory.emplace(r);
+  std::optional<MeansScratch> scratch;
+  if ((*r.rounds + 1) % r.every == 0) scratch.emplace(r);
   kin_step(r);
-  if (memory) refresh_means(r, refresh_args, *memory);
+  if (scratch) refresh_means(r, refresh_args, *scratch);
 }
 
 }  // namespace secureafl::cpu

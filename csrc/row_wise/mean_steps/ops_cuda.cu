@@ -17,7 +17,7 @@ class CudaMeanSteps : public CudaKin {
     const Tensor memory = allocate(like, ScalarType::Double, {cuda::MeansScratch::doubles(r.n, means, plan)});
     const cuda::MeansScratch scratch(mutable_data<double>(memory), r.n, means, plan);
     MeanRound round = r;
-    round.meet = scratch.refresh.word;
+    round.barrier = scratch.refresh.barrier;
     kin_step(round, like);
     cuda::launch_refresh<cuda::ManyTeam>(launch_, round, means, plan, refresh, scratch);
   }

@@ -83,8 +83,8 @@ RowsOutcome mean_step(const Tensor& update, const Tensor& client, const Tensor& 
   settings.fill(r);
   r.bounds.span = static_cast<double>(span);
   r.presence = presence.view(/*alone=*/true);
-  r.least = least_share;
-  r.noisy = noisy;
+  r.least_share = least_share;
+  r.max_noise = noisy;
   r.every = every;
   const SupportBounds bounds{cut,       crowd,       crowd_least, odd,         odd_least, kin,   short_square,
                              few_kin,   short_level, fade,        again,       most,      group, group_spreads,

@@ -25,8 +25,8 @@ RowsOutcome row_step(const Tensor& update, const Tensor& client, const Tensor& t
                      Tensor products, Tensor centre, Tensor rounds, Tensor clock, Tensor last_epoch, Tensor uploads,
                      Tensor seen_factors, Tensor recorded, Tensor factor_counts, Tensor counts, double lr,
                      double quantile, double max_norm, bool filter, bool receive, bool store_all, bool hold,
-                     int64_t expiry, int64_t probation, bool alone, int64_t quorum, StringHandle rule_name, double remove,
-                     double radius, int64_t iterations) {
+                     int64_t expiry, int64_t probation, bool alone, int64_t quorum, StringHandle rule_name,
+                     double remove, double radius, int64_t iterations) {
   constexpr const char* op = "row_step_";
   const std::string rule = take_string(rule_name);
   const Check check(op, "models", models, /*two_byte_types=*/false);

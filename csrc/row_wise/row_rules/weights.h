@@ -43,6 +43,14 @@ class RowWeights {
   double* weights;  // (n): zero for rows that take no part
 
  private:
+  // What each rule keeps in the scratch memory of table.h, (n) each. flags and norms have their usual meaning.
+  //   table              geometric_median   centered_clip   spectral                    krum
+  //   lengths            weights            weights         clip, then weights          weights
+  //   values             of a median        of a median     of a median, then scaled    scores
+  //   center_product     reach              reach           reach                       distances of a row (CPU)
+  //   center_distance    pull               distance        along                       squares
+  //   centered_kin                                          next, then the rank
+
   SECUREAFL_FN bool takes_part(int k) const { return table_.flags[k]; }
   SECUREAFL_FN double product(int i, int k) const { return r_.products[i * r_.n + k]; }
   SECUREAFL_FN static double clip_to(double norm, double bound) { return norm > bound ? bound / norm : 1; }
@@ -94,7 +102,7 @@ class RowWeights {
   }
 
   SECUREAFL_FN void geometric_median() const {
-    double *reach = table_.centre_product, *pull = table_.centre_distance;
+    double *reach = table_.center_product, *pull = table_.center_distance;
     const double middle = median(table_.norms), least = fmax(kSmoothing * middle, 1e-100);
     for_rows([&](int k) { weights[k] = takes_part(k) ? clip_to(table_.norms[k], middle) / count_ : 0; });
     for (int step = 0; step < kWeiszfeldSteps; ++step) {
@@ -110,7 +118,7 @@ class RowWeights {
   }
 
   SECUREAFL_FN double centered_clip() const {
-    double *reach = table_.centre_product, *distance = table_.centre_distance;
+    double *reach = table_.center_product, *distance = table_.center_distance;
     double of_center = 1;
     for_rows([&](int k) { weights[k] = 0; });
     SECUREAFL_NO_UNROLL
@@ -131,7 +139,8 @@ class RowWeights {
   }
 
   SECUREAFL_FN void spectral() const {
-    double *clip = weights, *reach = table_.centre_product, *along = table_.centre_distance, *next = table_.centred_kin;
+    double *clip = weights, *reach = table_.center_product, *along = table_.center_distance,
+           *next = table_.centered_kin;
     const double middle = median(table_.norms), share = 1.0 / count_;
     double* scaled = table_.values;  // after the median
     for_rows([&](int k) { clip[k] = clip_to(table_.norms[k], middle); });
@@ -166,9 +175,9 @@ class RowWeights {
   }
 
   // Sum of the `nearest` smallest squared distances of row i to others. A search by the bits of a distance finds a
-  // bound with so many below it, or the distance of that rank. All lanes across take part.
+  // bound with `nearest` distances below it, or the distance of that rank. All lanes across take part.
   SECUREAFL_FN double nearest_sum(const double* squares, int i, int nearest) const {
-    double* kept = table_.centre_product;  // (n): one thread has room to keep the distances
+    double* kept = table_.center_product;  // (n): one thread has room to keep the distances
     for (int k = 0; k < n_ && Team::kDown == 1; ++k) kept[k] = squared_distance(squares, i, k);
     const auto distance = [&](int k) { return Team::kDown == 1 ? kept[k] : squared_distance(squares, i, k); };
     uint64_t key = 0;
@@ -190,7 +199,7 @@ class RowWeights {
   }
 
   SECUREAFL_FN void krum() const {
-    double *scores = table_.values, *squares = table_.centre_distance;
+    double *scores = table_.values, *squares = table_.center_distance;
     for_rows([&](int k) { squares[k] = product(k, k); });
     const int others = count_ - 1, wanted = count_ - removed_ - 2 > 1 ? count_ - removed_ - 2 : 1;
     const int nearest = wanted < others ? wanted : others;

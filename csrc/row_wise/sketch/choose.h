@@ -38,7 +38,7 @@ SECUREAFL_FN double share_by_uploads(const Team& team, const SketchRound& r, int
 // The same for averages of steps. moved: how far the model moves along the upload, in full steps
 template <typename Team>
 SECUREAFL_FN double share_by_steps(const Team& team, const SketchRound& r, int64_t client, double moved, bool counts) {
-  const double share = r.least + (1 - r.least) * fmin(fmax(moved, 0.0), 1.0);
+  const double share = r.least_share + (1 - r.least_share) * fmin(fmax(moved, 0.0), 1.0);
   const double total = fmin(r.total[client] + share, r.span), weight = share / total;
   team.sync();  // all have read the state of the client
   if (team.rank() == 0 && counts) {

@@ -132,7 +132,7 @@ SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tens
   r.presence = presence.view(/*alone=*/true);
   r.quorum = quorum;
   r.span = static_cast<double>(span);
-  r.least = least_share;
+  r.least_share = least_share;
   device.sketch_step(r, models);
   return outcome;
 }

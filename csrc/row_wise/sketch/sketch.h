@@ -27,16 +27,19 @@ struct SketchRound : Round {
   float* model_sketches;   // (n, k): of the models they were computed on
   float* means;            // (n, k): mean sketch of each client's updates, clipped to the median norm, in units of it
   bool steps;              // averages of steps (reasons: rules/mean_steps.py), else of uploads
-  double* squares;         // (n): mean inner product of consecutive ones; these two: averages of uploads alone
-  int64_t* met;            // (n): uploads of each client but its first
-  double* total;           // (n): sum of the shares of the updates in the mean; these two: averages of steps alone
-  double* noise;           // (n): sum of the squared weights of the updates in the mean
-  double least;            // share of an update that does not move the model
-  double* norms;           // (n): of the last updates
-  const double* shift;     // (n): of each client's weight from 1 / count
-  double span;             // uploads or full steps that a mean is over
-  int64_t quorum;          // the model takes no step while fewer clients have a row
-  double* weight;          // (): result, the weight of the update before it is clipped to the median norm
+  // averages of uploads alone
+  double* squares;  // (n): mean inner product of consecutive updates of a client
+  int64_t* met;     // (n): uploads of each client but its first
+  // averages of steps alone
+  double* total;       // (n): sum of the shares of the updates in the mean
+  double* noise;       // (n): sum of the squared weights of the updates in the mean
+  double least_share;  // of an update that does not move the model
+  // both
+  double* norms;        // (n): of the last updates
+  const double* shift;  // (n): of each client's weight from 1 / count
+  double span;          // uploads or full steps that a mean is over
+  int64_t quorum;       // the model takes no step while fewer clients have a row
+  double* weight;       // (): result, the weight of the update before it is clipped to the median norm
 };
 
 // Sums over the coordinates of a bucket.

@@ -45,8 +45,9 @@ SECUREAFL_FN double value_of_rank(const Team& team, const double* values, int n,
 
 // kept (n) *= the share of its weight that a client keeps by who opposes it. Clients that push back what others with
 // the same data want have opponents and hardly any kin. The vote of a client counts by the share that it keeps.
+// median_size: of the groups
 template <typename Team>
-SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const RefreshTables& t, double usual) {
+SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const RefreshTables& t, double median_size) {
   const int n = static_cast<int>(r.n);
   const SupportBounds& b = r.bounds;
   double *votes = t.values, *shares = t.offsets;  // (n) each
@@ -61,7 +62,7 @@ SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const Refres
       for (int k = team.across(); k < n; k += Team::kAcross) sum += signed_kin(r, t, i, k) * votes[k];
       sum = team.sum_across(sum);
       if (team.across() != 0) continue;
-      shares[i] = fmin(fmax((b.opposed_end + sum / usual) / (b.opposed_end - b.opposed), 0.0), 1.0);
+      shares[i] = fmin(fmax((b.opposed_end + sum / median_size) / (b.opposed_end - b.opposed), 0.0), 1.0);
     }
     team.sync();
     SECUREAFL_NO_UNROLL
@@ -88,17 +89,17 @@ SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const Refresh
     if (team.across() == 0) t.kept[i] = r.counts[i] ? 1 + sum : INFINITY;
   }
   team.sync();
-  const double usual = median_of(team, t.kept, n, t.parts);
+  const double median_size = median_of(team, t.kept, n, t.parts);
   const double quartile = value_of_rank(team, t.kept, n, (count - 1) / 4, t.parts + 2);
-  const double largest = usual + fmax(b.group * usual, b.group_spreads * (usual - quartile));
+  const double largest = median_size + fmax(b.group * median_size, b.group_spreads * (median_size - quartile));
   SECUREAFL_NO_UNROLL
   for (int i = team.rank(); i < n; i += Team::kSize) {
-    const double size = t.kept[i], left = fmin(b.group_left * usual / size, 1.0);
+    const double size = t.kept[i], left = fmin(b.group_left * median_size / size, 1.0);
     const double share = fmin(fmax((b.group_end - size / largest) / (b.group_end - 1), 0.0), 1.0);
     t.kept[i] = left + (1 - left) * share;
   }
   team.sync();
-  judge_opposed(team, r, t, usual);
+  judge_opposed(team, r, t, median_size);
 }
 
 // kept (n) *= the share of its weight that a client keeps by how far its residual reaches along the directions with
@@ -137,17 +138,17 @@ SECUREAFL_FN void judge_distances(const Team& team, const Refresh& r, const Refr
     reach[k] = sqrt(counted);
   }
   team.sync();
-  const double usual = median_of(team, lengths, n, t.parts);
+  const double median_length = median_of(team, lengths, n, t.parts);
   double* away = one_sided;  // not used any more
   SECUREAFL_NO_UNROLL
-  for (int k = team.rank(); k < n; k += Team::kSize) away[k] = fabs(lengths[k] - usual);
+  for (int k = team.rank(); k < n; k += Team::kSize) away[k] = fabs(lengths[k] - median_length);
   team.sync();
   const double spread = kNormal * median_of(team, away, n, t.parts) + kLeast;
   const SupportBounds& b = r.bounds;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
-    const double far = (reach[k] - usual) / spread;
-    t.kept[k] *= fmin(fmax((b.apart_end - far) / (b.apart_end - b.apart), 0.0), 1.0);
+    const double distance = (reach[k] - median_length) / spread;
+    t.kept[k] *= fmin(fmax((b.apart_end - distance) / (b.apart_end - b.apart), 0.0), 1.0);
   }
   team.sync();
 }

@@ -1,11 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
-#include <memory>
-#include <vector>
+#include <optional>
 
 #include "row_wise/kinship/kin_step_cpu.h"
 #include "row_wise/support/ops_impl.h"
-#include "row_wise/support/refresh.h"
+#include "row_wise/support/refresh_cpu.h"
 
 namespace secureafl {
 
@@ -14,16 +13,11 @@ struct CpuSupport {
 
   explicit CpuSupport(const Tensor&) {}
 
-  void support_step(const KinRound& r, Refresh refresh_args, int64_t every, const Tensor&) const {
-    const bool due = (*r.rounds + 1) % every == 0;
-    // Before the round: one that runs out of memory must change nothing.
-    std::vector<double> scratch(due ? static_cast<size_t>(RefreshTables::doubles(r.n, Solo::kDown)) : 0);
-    const std::unique_ptr<bool[]> counts(new bool[due ? static_cast<size_t>(r.n) : 0]);
+  void support_step(const KinRound& r, const Refresh& refresh_args, int64_t every, const Tensor&) const {
+    std::optional<cpu::RefreshScratch> scratch;
+    if ((*r.rounds + 1) % every == 0) scratch.emplace(r.n);
     cpu::kin_step(r);
-    if (!due) return;
-    for (int64_t k = 0; k < r.n; ++k) counts[k] = r.presence.counts(r.seen[k], k);
-    refresh_args.counts = counts.get();
-    refresh(Solo(), refresh_args, RefreshTables({scratch.data(), nullptr, 0}, r.n, Solo::kDown));
+    if (scratch) cpu::refresh_clients(r, refresh_args, *scratch);
   }
 };
 

@@ -15,7 +15,7 @@ class CudaSupport : public CudaKin {
     const Tensor memory = allocate(like, ScalarType::Double, {plan.doubles()});
     const cuda::RefreshScratch scratch(mutable_data<double>(memory), plan);
     KinRound round = r;
-    round.meet = scratch.word;
+    round.barrier = scratch.barrier;
     kin_step(round, like);
     cuda::launch_refresh_kernel(launch_, plan, cuda::support_refresh_kernel<cuda::BlockTeam>,
                                 cuda::support_refresh_kernel<cuda::ManyTeam>, round, refresh_args, every, scratch,

@@ -4,13 +4,14 @@
 #include "row_wise/kinship/kin_step.cuh"
 #include "row_wise/support/refresh.h"
 
-// A refresh on a GPU, behind the kernels of a round: in every `every`-th round, otherwise nothing. Few clients: one
-// block, its tables in shared memory as far as they go. Many clients: blocks that wait for each other.
+// A refresh on a GPU: a kernel after those of a round. In all but every `every`-th round it returns at once. Few
+// clients: one block, with as many of its tables in shared memory as fit. Many clients: blocks that wait for each
+// other.
 
 namespace secureafl::cuda {
 
-constexpr int kRefreshBlocks = 64;    // of many clients; one of 1024 threads fits on every multiprocessor
-constexpr int64_t kFewClients = 128;  // up to so many are one block: its barriers take a tenth of the time
+constexpr int kRefreshBlocks = 64;    // for many clients; a block of 1024 threads fits on every multiprocessor
+constexpr int64_t kFewClients = 128;  // up to here one block is faster: its barriers take a tenth of the time
 using ManyTeam = MeetingTeam<kRefreshBlocks>;
 
 // Where a refresh runs, and its scratch memory in doubles.
@@ -32,14 +33,14 @@ struct RefreshPlan {
 };
 
 struct RefreshScratch {
-  double* tables;  // (RefreshPlan::tables())
-  bool* counts;    // (n): clients that count
-  unsigned* word;  // (): barrier counter of the blocks of a team
+  double* tables;     // (RefreshPlan::tables())
+  bool* counts;       // (n): clients that count
+  unsigned* barrier;  // (): barrier counter of the blocks of a team
 
   RefreshScratch(double* at, const RefreshPlan& plan)
       : tables(at),
         counts(reinterpret_cast<bool*>(at + plan.tables())),
-        word(reinterpret_cast<unsigned*>(at + plan.tables() + (plan.n + 7) / 8)) {}
+        barrier(reinterpret_cast<unsigned*>(at + plan.tables() + (plan.n + 7) / 8)) {}
 };
 
 template <typename Team>
@@ -47,7 +48,7 @@ __device__ inline Team team_of(const RefreshScratch& scratch) {
   if constexpr (Team::kDown == BlockTeam::kDown) {
     return {};
   } else {
-    return {scratch.word};
+    return {scratch.barrier};
   }
 }
 
@@ -70,7 +71,7 @@ static __global__ void __launch_bounds__(BlockTeam::kSize)
   refresh_clients(team_of<Team>(scratch), r, args, scratch, room);
 }
 
-// Launches the one or the other of two kernels that differ in their team.
+// Launches `few` with one block or `many` with plan.blocks: two kernels that differ in their team.
 template <typename... Params, typename... Args>
 void launch_refresh_kernel(const Launcher& launch, const RefreshPlan& plan, void (*few)(Params...),
                            void (*many)(Params...), const Args&... args) {

@@ -21,16 +21,16 @@ SECUREAFL_FN void for_entries(const Team& team, int n, const Each& each) {
 }
 
 // The level of a matrix: the median over the clients of (A^2)_kk / A_kk, about the eigenvalue that a usual client takes
-// part in. `centred`: of the matrix minus its mean row and column.
+// part in. `centered`: of the matrix minus its mean row and column.
 template <typename Team>
 SECUREAFL_FN double level_of(const Team& team, const Refresh& r, const RefreshTables& t, const double* matrix,
-                             bool centred, int count) {
+                             bool centered, int count) {
   const int n = static_cast<int>(r.n);
   double* row_means = t.rotations;  // (n)
   SECUREAFL_NO_UNROLL
   for (int i = team.down(); i < n; i += Team::kDown) {
     double sum = 0;
-    for (int k = team.across(); k < n && centred; k += Team::kAcross) sum += matrix[i * n + k];
+    for (int k = team.across(); k < n && centered; k += Team::kAcross) sum += matrix[i * n + k];
     sum = team.sum_across(sum);
     if (team.across() == 0) row_means[i] = sum / count;
   }
@@ -54,13 +54,13 @@ SECUREAFL_FN double level_of(const Team& team, const Refresh& r, const RefreshTa
   return median_of(team, t.values, n, t.parts);
 }
 
-// Median of the loadings along direction j of the clients that count: |loading - centre| if `spread`. Every lane of a
+// Median of the loadings along direction j of the clients that count: |loading - center| if `spread`. Every lane of a
 // row of the team gets it.
 template <typename Team>
-SECUREAFL_FN double median_loading(const Team& team, const Refresh& r, const RefreshTables& t, int j, double centre,
+SECUREAFL_FN double median_loading(const Team& team, const Refresh& r, const RefreshTables& t, int j, double center,
                                    bool spread, int count) {
   const int n = static_cast<int>(r.n);
-  const auto value_of = [&](int k) { return spread ? fabs(t.loadings[k * n + j] - centre) : t.loadings[k * n + j]; };
+  const auto value_of = [&](int k) { return spread ? fabs(t.loadings[k * n + j] - center) : t.loadings[k * n + j]; };
   double sum = 0;  // of the two in the middle, or twice the one
   SECUREAFL_NO_UNROLL
   for (int i = team.across(); i < n; i += Team::kAcross) {
@@ -84,13 +84,13 @@ SECUREAFL_FN void offsets_of(const Team& team, const Refresh& r, const RefreshTa
       if (team.across() == 0) t.offsets[j] = 0;
       continue;
     }
-    const double centre = median_loading(team, r, t, j, 0, false, count);
-    const double spread = kNormal * median_loading(team, r, t, j, centre, true, count) + kLeast;
+    const double center = median_loading(team, r, t, j, 0, false, count);
+    const double spread = kNormal * median_loading(team, r, t, j, center, true, count) + kLeast;
     double weighed = 0, weights = 0, all = 0;
     SECUREAFL_NO_UNROLL
     for (int k = team.across(); k < n; k += Team::kAcross) {
       if (!r.counts[k]) continue;
-      const double value = t.loadings[k * n + j], away = (value - centre) / (r.bounds.cut * spread);
+      const double value = t.loadings[k * n + j], away = (value - center) / (r.bounds.cut * spread);
       const double inside = fabs(away) < 1 ? 1 - away * away : 0, weight = inside * inside;
       weighed += weight * value;
       weights += weight;

@@ -5,9 +5,9 @@
 #include "common/host_device.h"
 
 // A refresh of rule "support" (reasons: secureafl_ext/rules/support.py): from the averaged inner products of the
-// clients to the shift of each client's weight. Both devices share this code. M: the inner products of the clients that
-// count; a vector x in the space of updates is written by its coefficients b (n), x = sum of b_k (mean update of client
-// k).
+// clients to the shift of each client's weight. Both devices share this code.
+//   M   the inner products (n, n) of the clients that count
+//   b   coefficients (n) of a vector in the space of updates: the sum of b_k (mean update of client k)
 
 namespace secureafl::SECUREAFL_KIND {
 

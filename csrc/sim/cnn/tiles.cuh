@@ -19,7 +19,7 @@ __device__ inline void fill(float (&values)[4], float value) {
 
 __device__ inline float warp_sum(float value) {
 #pragma unroll
-  for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
   return value;
 }
 

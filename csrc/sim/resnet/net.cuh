@@ -17,12 +17,12 @@ struct Resnet {
   // per convolution: offset of its weights in a vector (followed by weight and bias of the norm), offset in `packed`,
   // offset of its output before the norm in the memory of an image
   int weight[kConvs], packed[kConvs], z[kConvs];
-  int a[kBlocks + 1];  // offsets of the input of block 1 and of the outputs of all blocks
-  int held, memory;    // offset of two shortcut gradients; floats of memory per image
-  int norm[kConvs];    // offsets of the gradients of the norms in the gradient of an image, after those of all
-                       // convolutions
-  int norms, part;     // floats of the gradients of all norms; of the whole gradient of an image
-  int head, packs, size;
+  int a[kBlocks + 1];     // offsets of the input of block 1 and of the outputs of all blocks
+  int held, memory;       // offset of two shortcut gradients; floats of memory per image
+  int norm[kConvs];       // offsets of the gradients of the norms in the gradient of an image, after those of all
+                          // convolutions
+  int norms, part;        // floats of the gradients of all norms; of the whole gradient of an image
+  int head, packs, size;  // offset of the last layer in a vector; packed weights of all convolutions; parameters
 
   const float* vector;   // (size)
   const float* x;        // (images, channels, 32, 32)

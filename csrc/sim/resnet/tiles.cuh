@@ -234,7 +234,7 @@ __device__ inline PerGroup exchange_groups(float own) {
 template <int kLanes>
 __device__ inline float sum_lanes(float value) {
 #pragma unroll
-  for (int far = kLanes / 2; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
   return value;
 }
 // Sum over the whole warp of one value per group.

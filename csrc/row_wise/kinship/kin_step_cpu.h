@@ -34,18 +34,40 @@ SECUREAFL_AVX2_CLONES inline double product_with(const float* __restrict row, co
   return sum;
 }
 
+// sums (kSums) += the sums of the judge over one tile (width), as interleaved as in product_with
+SECUREAFL_AVX2_CLONES inline void judge_tile(const double* __restrict g, const float* __restrict w,
+                                             const float* __restrict last_g, const float* __restrict last_w,
+                                             int64_t width, double* __restrict sums) {
+  constexpr int kSide = 8;
+  double lanes[kSums][kSide] = {};
+  struct Lane {
+    double (*sums)[kSide];
+    int lane;
+    double& operator[](int i) { return sums[i][lane]; }
+  };
+  int64_t c = 0;
+  for (; c + kSide <= width; c += kSide) {
+    for (int k = 0; k < kSide; ++k) {
+      Lane lane{lanes, k};
+      add_to_judge(g[c + k], w[c + k], last_g[c + k], last_w[c + k], lane);
+    }
+  }
+  for (; c < width; ++c) add_to_judge(g[c], w[c], last_g[c], last_w[c], sums);
+  for (int i = 0; i < kSums; ++i) {
+    for (const double part : lanes[i]) sums[i] += part;
+  }
+}
+
 // sums (r.sums()) += sums over the coordinates of one tile
 inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, double* sums) {
   const int64_t width = std::min(kKinTile, r.d - start);
-  double g[kKinTile], judged[kSums] = {};
+  double g[kKinTile];
   std::copy(r.update + start, r.update + start + width, g);
   for (int64_t k = 0; k < r.compared; ++k) {
     if (r.seen[k]) sums[k] += product_with(r.last_updates + k * r.d + start, g, width);
   }
-  const float *w = r.trained_on + start, *last_g = r.last_updates + client * r.d + start;
-  const float* last_w = r.last_models + client * r.d + start;
-  for (int64_t c = 0; c < width; ++c) add_to_judge(g[c], w[c], last_g[c], last_w[c], judged);
-  for (int i = 0; i < kSums; ++i) sums[r.compared + i] += judged[i];
+  judge_tile(g, r.trained_on + start, r.last_updates + client * r.d + start, r.last_models + client * r.d + start,
+             width, sums + r.compared);
   if (!r.centered) return;
   double center[kKinTile], *of_center = sums + r.compared + kSums;
   std::copy(r.center + start, r.center + start + width, center);
@@ -62,30 +84,42 @@ SECUREAFL_AVX2_CLONES inline void add_row(float weight, const float* __restrict 
   for (int64_t c = 0; c < width; ++c) direction[c] += weight * row[c];
 }
 
+// next_model (width) = model - rate direction
+SECUREAFL_AVX2_CLONES inline void step_model(const Verdict& v, const float* __restrict model,
+                                             const float* __restrict direction, float* __restrict next_model,
+                                             int64_t width) {
+  for (int64_t c = 0; c < width; ++c) next_model[c] = stepped(v, model[c], direction[c]);
+}
+
+// mean (width): of the client's updates, after own (width)
+SECUREAFL_AVX2_CLONES inline void add_to_mean(const Choice& choice, const float* __restrict own, float* __restrict mean,
+                                              int64_t width) {
+  for (int64_t c = 0; c < width; ++c) mean[c] = averaged(choice, mean[c], own[c]);
+}
+
 // One tile: the next model and the new row of the client.
 inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start) {
   const int64_t width = std::min(kKinTile, r.d - start);
   const Verdict& v = choice.verdict;
-  float direction[kKinTile] = {};
+  float direction[kKinTile] = {}, own[kKinTile];
   for (int32_t i = 0; i < choice.count; ++i) {
     add_row(choice.weights[i], r.last_updates + choice.rows[i] * r.d + start, direction, width);
   }
-  for (int64_t c = start; c < start + width; ++c) {
-    const float own = clipped(v, r.update[c]);
-    float towards = v.received ? direction[c - start] + choice.own_weight * own : direction[c - start];
-    if (r.centered) {
-      towards += choice.center_weight * r.center[c];
-      if (v.steps && choice.any && std::isfinite(towards)) r.center[c] = towards;
+  for (int64_t c = 0; c < width; ++c) own[c] = clipped(v, r.update[start + c]);
+  if (v.received) add_row(choice.own_weight, own, direction, width);
+  if (r.centered) {
+    float* center = r.center + start;
+    add_row(choice.center_weight, center, direction, width);
+    for (int64_t c = 0; c < width; ++c) {
+      if (v.steps && choice.any && std::isfinite(direction[c])) center[c] = direction[c];
     }
-    r.next_model[c] = stepped(v, r.model[c], towards);
-    if (!v.stored) continue;
-    if (r.own_means && choice.mean_share > 0) {
-      float* mean = r.own_means + v.client * r.d + c;
-      *mean = averaged(choice, *mean, own);
-    }
-    r.last_updates[v.client * r.d + c] = own;
-    r.last_models[v.client * r.d + c] = r.trained_on[c];
   }
+  step_model(v, r.model + start, direction, r.next_model + start, width);
+  if (!v.stored) return;
+  const int64_t row = v.client * r.d + start;
+  if (r.own_means && choice.mean_share > 0) add_to_mean(choice, own, r.own_means + row, width);
+  std::copy_n(own, width, r.last_updates + row);
+  std::copy_n(r.trained_on + start, width, r.last_models + row);
 }
 
 // Calls each(first coordinate of the tile, chunk) for all tiles.

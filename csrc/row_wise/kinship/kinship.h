@@ -69,7 +69,9 @@ SECUREAFL_FN bool is_known(const KinRound& r, int64_t k) { return static_cast<do
 
 // Adds one coordinate to the sums of the judge: update g, the model w it was computed on, and the last ones of the
 // client. In float64: the difference of two floats may overflow a float.
-SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, double (&sums)[kSums]) {
+// Sums: double[kSums], or like it
+template <typename Sums>
+SECUREAFL_FN void add_to_judge(double g, double w, double last_g, double last_w, Sums& sums) {
   const double s = w - last_w, y = g - last_g;
   sums[kNonFinite] += !isfinite(g);
   sums[kGG] += g * g;

@@ -45,6 +45,17 @@ def write(
             file.unlink(missing_ok=True)
 
 
+def names_any(path: Path, shards: Sequence[str]) -> bool:
+    """Whether there is a checkpoint that names any of these shards."""
+    try:
+        with tensor_file.opened(path) as file:
+            return not set(shards).isdisjoint(_about(file)[1])
+    except (ValueError, FileNotFoundError, IsADirectoryError):  # not a file that this call has written
+        return False
+    except OSError:  # unknown
+        return True
+
+
 def shard_name(path: Path, token: int, rank: int, ranks: int) -> str:
     """A new name for every save: the old checkpoint stays complete while the next is written, even after a kill."""
     return f"{path.name}.{token:013x}.{rank}-of-{ranks}"

@@ -62,11 +62,13 @@ class Averaged(Composed):
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
+        self._counted_before = 0  # rounds in `counts` that are not in `rounds`: of states without averages
         self._products: tuple[int, Tensor] | None = None  # version // every, the products of then
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
         self.rounds, self._products = int(state["rounds"]), None
+        self._counted_before = int(state["counts"][:2].sum()) - self.rounds
 
     def _remembered(self) -> dict[str, Tensor]:
         past, averages = self.history, self.support.tensors()
@@ -80,12 +82,25 @@ class Averaged(Composed):
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
+        rounds = self.rounds
+        try:
+            return super().round(client, update, trained_on, models, now, new)
+        except BaseException:
+            self.rounds = rounds
+            raise
+
+    def _round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
         number = client if isinstance(client, Tensor) else self._clients[client]
         outcome = self._one_round(number, update, trained_on, models, now, new)
-        self.rounds += 1
-        if self.rounds % self.every == 0:
+        if self._refresh_is_due():
             self._refresh(self.presence.mask(self.seen))
+        self.rounds += 1
         return outcome
+
+    def _refresh_is_due(self) -> bool:
+        return (self.rounds + 1) % self.every == 0
 
     def _refresh(self, mask: Tensor) -> None:
         self.support.refresh(mask)
@@ -182,6 +197,17 @@ class Sketched(Averaged):
         c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, span, mean_steps.LEAST
         self._fused = fits(config, device)
+
+    def round(
+        self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        if not self._fused or self._refresh_is_due():
+            return super().round(client, update, trained_on, models, now, new)
+        try:  # one op, which runs to its end or not at all
+            return self._round(client, update, trained_on, models, now, new)
+        except BaseException:
+            self.rounds = int(self.counts[:2].sum()) - self._counted_before
+            raise
 
     def _one_round(
         self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int

@@ -1,6 +1,6 @@
 """Composed: a round from plain ops, one after the other. Supports every device, dtype, rule and setting of pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,12 @@ from .quantile import empty_factors, factor_weights, factors_below, forget_facto
 from .row_wise import Arrival, RowWise
 
 JUDGED = 5  # sums over an update that the verdict depends on
+# Tensors of a state of which a round changes the client's row alone, and those of which its row and column.
+BY_CLIENT = (
+    *("last_updates", "last_models", "update_sketches", "model_sketches", "dw", "dg"),
+    *("factors", "uploads", "mean_updates", "means"),
+)
+BY_PAIR = ("products", "similarity", "kinship")
 
 
 class Verdict(NamedTuple):
@@ -84,17 +90,29 @@ class Composed:
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        if self.config.rule in BUILT_IN:
-            return self._round(client, update, trained_on, models, now, new)
-        # A registered rule may raise an error, and by then the update has been judged. The round is undone.
-        judged = (self.factors, self.recorded, self.factor_counts, *self.presence.tensors().values())
-        before = [tensor.clone() for tensor in judged]
+        # An error may come after the update has been judged or stored: too little memory, a registered rule, or that of
+        # a signal's handler, which Python runs between any two lines. The round is undone.
+        changing = [models[new], *self._changing(client)]
+        before = [tensor.clone() for tensor in changing]
         try:
             return self._round(client, update, trained_on, models, now, new)
         except BaseException:
-            for tensor, value in zip(judged, before, strict=True):
+            for tensor, value in zip(changing, before, strict=True):
                 tensor.copy_(value)
             raise
+
+    def _changing(self, client: int | Tensor) -> Iterator[Tensor]:
+        """Views of all that a round of this client may change, besides the next model."""
+        if isinstance(client, Tensor):  # of enqueue: a CUDA graph would replay copies of more; only a rule may fail
+            judged = self.factors, self.recorded, self.factor_counts, *self.presence.tensors().values()
+            yield from () if self.config.rule in BUILT_IN else judged
+            return
+        for name, tensor in self._tensors().items():
+            of_all = tensor.shape[:1] != (self.clients,) or (name in ("dw", "dg") and self.config.pairs == "rounds")
+            if name in BY_PAIR:
+                yield from (tensor[client], tensor[:, client])
+            elif name != "basis":  # only rounds of one op use it
+                yield tensor[client] if name in BY_CLIENT and not of_all else tensor
 
     def _round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int

@@ -8,12 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..validation import describe, is_dense
+
 # Collective calls. "refuse" is sent by a rank whose call raised an error before it changed anything.
 CALLS = (
     *("SecureAFL", "submit", "forget", "estimates", "state_dict", "load_state_dict", "save", "refuse", "leave"),
     "lr",  # set to another value
     "refresh",  # of rule="support", at the end of a round
 )
+BEHIND = "the server's version"  # the fact that tells whether a rank has missed a round
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
 # Tensors of a state that are split over the ranks, if its settings have them.
 SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre", "mean_updates")
@@ -34,10 +37,17 @@ def shard(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> T
 
 def gather(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """The whole tensor (.., d) from the slices of all ranks, on every rank. Collective."""
-    widths = torch.zeros(dist.get_world_size(process_group), dtype=torch.int64, device=tensor.device)
-    widths[dist.get_rank(process_group)] = tensor.shape[-1]
-    dist.all_reduce(widths, group=process_group)
-    lengths: list[int] = widths.tolist()
+    fits = is_dense(tensor) and tensor.dim() > 0
+    alike = zlib.crc32(repr((tensor.dtype, *tensor.shape[:-1])).encode()) if fits else -1
+    device = tensor.device if fits else _message_device(process_group)
+    # gloo ends the process if ranks send tensors of different sizes, so they first tell each other what they have.
+    told = torch.zeros(dist.get_world_size(process_group), 2, dtype=torch.int64, device=device)
+    told[dist.get_rank(process_group)] = torch.tensor([tensor.shape[-1] if fits else 0, alike])
+    dist.all_reduce(told, group=process_group)
+    lengths: list[int] = told[:, 0].tolist()
+    if not fits or (told[:, 1] != alike).any():
+        expected = "a tensor (.., d) whose dtype and other lengths are the same on all ranks"
+        raise ValueError(f"gather: tensor must be {expected}, got {describe(tensor)} on this one")
     padded = torch.nn.functional.pad(tensor.detach(), (0, max(lengths) - tensor.shape[-1])).contiguous()
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded, group=process_group)
@@ -57,6 +67,14 @@ def checksum(state: Mapping[str, Tensor], numbers: Mapping[str, int]) -> int:
     return total
 
 
+def _message_device(process_group: "dist.ProcessGroup | None") -> torch.device:
+    return torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
+
+
+# How many servers each group has started: two servers of one group may be alike, and their calls must not be mixed up.
+_servers: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDictionary()
+
+
 class Ranks:
     """The processes of a group, and their one kind of message: an all-reduced vector.
 
@@ -68,10 +86,12 @@ class Ranks:
         if not isinstance(process_group, dist.ProcessGroup):
             got = type(process_group).__name__
             raise ValueError(f"SecureAFL: process_group must be a group that this process is a member of, got {got}")
-        backend_device = "cuda" if dist.get_backend(process_group) == "nccl" else "cpu"
         # Weak: torch.distributed owns the group. While others refer to it, destroy_process_group does not end its
         # threads, and a gloo thread that still holds a tensor when Python ends aborts the process.
-        self._group, self.device = weakref.ref(process_group), device or torch.device(backend_device)
+        self._group = weakref.ref(process_group)
+        # A model on a device without values, which is refused later: the peers must be told so.
+        self.device = device if device and device.type in ("cpu", "cuda") else _message_device(process_group)
+        self._server = 0  # number of this server among those of the group; 0: not started yet
         self.rank, self.count = dist.get_rank(process_group), dist.get_world_size(process_group)
 
     @property
@@ -87,22 +107,31 @@ class Ranks:
 
     def agree(self, call: str, facts: Mapping[str, int], sums: Tensor) -> Tensor:
         """The sums over all ranks; an error unless all make this call with these facts."""
-        reports, sums = self._exchange([CALLS.index(call), *facts.values()], sums)
+        reports, sums = self._exchange([self._number_of(call), *facts.values()], sums)
         caller, unchanged = f"SecureAFL.{call}" if call != "SecureAFL" else call, "nothing has changed on any rank"
-        failed = [rank for rank, (made, *_) in enumerate(reports) if CALLS[made] == "refuse"]
+        made = [divmod(number, len(CALLS)) for number, *_ in reports]  # (server, call) of each rank
+        failed = [rank for rank, (_, number) in enumerate(made) if CALLS[number] == "refuse"]
         if failed:
             raise ValueError(f"{caller}: rank {failed[0]} raised an error, see its own message; {unchanged}")
-        for place, name in enumerate(("call", *facts)):
-            column = [numbers[place] for numbers in reports]
+        columns: dict[str, list[int] | list[str]] = {
+            "call": [CALLS[number] for _, number in made],
+            "server": [f"number {server} of the group" for server, _ in made],
+            **{name: [numbers[1 + place] for numbers in reports] for place, name in enumerate(facts)},
+        }
+        for name, column in columns.items():
             if len(set(column)) > 1:
-                values = [CALLS[number] for number in column] if place == 0 else column
-                got = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                got = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(column))
+                if name == BEHIND:
+                    unchanged = "a rank failed in the middle of a round: load the last checkpoint on all of them"
                 raise ValueError(f"{caller}: {name} must be the same on all ranks, got {got}; {unchanged}")
         return sums
 
+    def _number_of(self, call: str) -> int:
+        return CALLS.index(call) + len(CALLS) * self._server
+
     def refuse(self, width: int) -> None:
         """Report an error to the peers, which wait for a message with `width` sums."""
-        self._exchange([CALLS.index("refuse")], self.zeros(width))
+        self._exchange([self._number_of("refuse")], self.zeros(width))
 
     def agree_on_start(self, settings: object, size: int) -> None:
         """An error unless all ranks have the same settings and the slices that `shard` gives."""
@@ -114,6 +143,7 @@ class Ranks:
         if sizes != expected:
             slices = f"the slices of {sum(sizes)} coordinates that shard gives, {expected} on the ranks"
             raise ValueError(f"SecureAFL: model must be {slices}, got {sizes}")
+        self._server = _servers[self.group] = _servers.get(self.group, 0) + 1
 
     def zeros(self, width: int) -> Tensor:
         return torch.zeros(width, dtype=torch.float64, device=self.device)

@@ -126,6 +126,11 @@ class RowWise:
         rounds = int(self.rounds)
         return self.similarity if rounds > 0 and rounds % self.every == 0 else None
 
+    @property
+    def refresh_is_due(self) -> bool:
+        """Whether the next round refreshes rule="support". Waits for the device."""
+        return isinstance(self.similarity, Support) and (int(self.rounds) + 1) % self.every == 0
+
     def weights(self, model: Tensor, history: History, present: Tensor) -> Tensor:
         """(n) float64: the weights of the clients' rows in a step from this model (d), before clipping to the median
         norm. present: (n) bool, clients that count"""

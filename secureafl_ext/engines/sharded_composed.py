@@ -44,6 +44,10 @@ class OverRanks(Composed):
     def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
         return self._update_sums
 
+    def _notify_of(self, refresh: bool) -> NotifyPeers:
+        """For a rank's own part of a round: if it ends with a refresh, the peers will wait for the message of that."""
+        return self.notify_peers if refresh else NotifyPeers(None)
+
     def _take_shifts_of_first_rank(self, support: Support | MeanSteps, rounds: int) -> None:
         """A second message, after a refresh. Eigenvectors of equal eigenvalues are arbitrary: another processor or
         number of threads may find others, and the ranks would weigh the same client differently."""
@@ -53,11 +57,12 @@ class OverRanks(Composed):
 
 
 class ShardedComposed(OverRanks):
-    def round(
+    def _round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
         """After synchronize with the sums of this update."""
-        outcome = super().round(client, update, trained_on, models, now, new)
+        with self._notify_of(refresh=self.rows is not None and self.rows.refresh_is_due):
+            outcome = super()._round(client, update, trained_on, models, now, new)
         if self.rows and (support := self.rows.refreshed):
             self._take_shifts_of_first_rank(support, int(self.rows.rounds))
         return outcome
@@ -67,6 +72,12 @@ class ShardedAverages(OverRanks, Averaged):
     """averages="steps": each rank has its slices of the means too."""
 
     support: MeanSteps
+
+    def _one_round(
+        self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
+    ) -> Outcome:
+        with self._notify_of(refresh=self._refresh_is_due()):
+            return super()._one_round(client, update, trained_on, models, now, new)
 
     def _refresh(self, mask: Tensor) -> None:
         """A message with the inner products of all means, over all coordinates; then one with the shifts.
@@ -78,7 +89,9 @@ class ShardedAverages(OverRanks, Averaged):
         with self.notify_peers:
             own = self.support.own_products()
         self.synchronize("refresh", facts)
-        self.support.refresh(mask, self.ranks.agree("refresh", facts, own.flatten()).view_as(own))
+        products = self.ranks.agree("refresh", facts, own.flatten()).view_as(own)
+        with self.notify_peers:
+            self.support.refresh(mask, products)
         self._take_shifts_of_first_rank(self.support, self.rounds)
 
     def similarity(self, version: int) -> Tensor | None:

@@ -15,6 +15,8 @@ their first: newcomers alone cannot end one. Or after STALL rounds for each: if 
 must end too.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ class Trials:
         self.served = [0] * clients  # epochs with such a round, since the client came or came back
         self.needs = [0] * clients  # so many of them are its trial
         self._active: set[int] = set()
+        self._met = self._done = 0
         self._count()
 
     def share(self, client: int) -> float:
@@ -61,6 +64,23 @@ class Trials:
             self._done += 1
         if 3 * self._done >= 2 * len(self._active) or self.rounds >= STALL * len(self._active):
             self._end_epoch()
+
+    def before(self, client: int) -> Callable[[], None]:
+        """Undoes the next `count_round` of this client, also one that an error has cut short."""
+        lists = self.last, self.again, self.served, self.needs
+        own = [numbers[client] for numbers in lists]
+        clock = self.epoch, self.rounds, self.founded, self.usual, self._met, self._done
+        active, was_active = self._active, client in self._active
+
+        def undo() -> None:
+            for numbers, number in zip(lists, own, strict=True):
+                numbers[client] = number
+            self.epoch, self.rounds, self.founded, self.usual, self._met, self._done = clock
+            self._active = active  # the end of an epoch makes a new one
+            if not was_active:
+                active.discard(client)
+
+        return undo
 
     def leave(self, client: int) -> None:
         """When it comes back it has a short trial."""

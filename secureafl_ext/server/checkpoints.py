@@ -17,7 +17,7 @@ from ..checkpoint import files
 from ..checkpoint import state as states
 from ..config import Config
 from ..engines import ShardedEngine
-from ..engines.ranks import SLICED, Ranks, checksum
+from ..engines.ranks import BEHIND, SLICED, Ranks, checksum
 from ..validation import name_of
 from .core import ServerCore
 
@@ -35,14 +35,16 @@ class CheckpointedServer(ServerCore):
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device."""
+        self._need_no_call("state_dict")
         with self._ordered():
-            self._agree("state_dict", {"version": self.version})
+            self._agree("state_dict", {BEHIND: self.version})
             return {**self._tensors(None), **self._numbers()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from the state of a server with the same settings. If the state does not fit, nothing changes."""
+        self._need_no_call("load_state_dict")
         with self._ordered():
             with self._notify_peers:
                 caller, size = "SecureAFL.load_state_dict", self._models.shape[1]
@@ -55,21 +57,26 @@ class CheckpointedServer(ServerCore):
             self._models.copy_(tensors["models"])
             self.version, self._stale, self._too_soon = (numbers[name] for name in states.NUMBERS)
             self._turns = tensors["turns"].tolist()
+            self._rounds_before = int(tensors["counts"][:2].sum()) - self.version
             if self._trials:
                 self._trials.load(tensors["trials"])
             self._engine.load(tensors, self._models[self.version % len(self._models)])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON). An older file stays until the new one is complete."""
+        self._need_no_call("save")
         with self._save_lock:  # otherwise a slow save could replace the newer file of the next one
             if self._sharded:
                 with self._lock:
                     version = self.version
-                    save_sharded(self._sharded, Path(path), version, self._described)
+                    with self._notify_peers:
+                        file = checked_path("SecureAFL.save", path)
+                    save_sharded(self._sharded, file, version, self._described)
             else:
+                file = checked_path("SecureAFL.save", path)
                 tensors, about = self._described()
                 version = about["state"]["version"]
-                files.write(path, tensors, about)
+                files.write(file, tensors, about)
         logger.info("checkpoint %s written at version %d", path, version)
 
     def __getstate__(self) -> None:
@@ -102,7 +109,7 @@ def save_sharded(
     No rank needs memory for more than its own slices. The older checkpoint is complete until the last file is renamed,
     and the new one from then on. describe() -> (tensors, about), called when the last round is finished.
     """
-    facts = {"file": zlib.crc32(path.name.encode()), "version": version}
+    facts = {"file": zlib.crc32(os.fsencode(path.name)), BEHIND: version}
     ranks = engine.ranks
     drawn = ranks.zeros(1)
     drawn[0] = secrets.randbits(52) if ranks.rank == 0 else 0  # the sum is rank 0's number: one file name for all
@@ -121,11 +128,24 @@ def save_sharded(
         raise
     if ranks.rank == 0:
         with engine.notify_peers:
-            files.write(path, tensors, about, names)
+            try:
+                files.write(path, tensors, about, names)
+            except BaseException:  # otherwise every try would leave its shards, on a full disk too
+                if not files.names_any(path, names):
+                    for name in names:
+                        path.with_name(name).unlink(missing_ok=True)
+                raise
     engine.synchronize("save", {**facts, "step": 3})
+
+
+def checked_path(caller: str, path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"{caller}: path must be a str or os.PathLike, got {type(path).__name__}")
+    return Path(path)
 
 
 def read_checkpoint(path: str | os.PathLike, ranks: Ranks | None) -> states.Checkpoint:
     """A file of `save`, checked; with ranks, this rank's slices alone."""
+    path = checked_path("SecureAFL.load", path)
     tensors, about = files.read(path, SLICED, **({"bounds": ranks.bounds} if ranks else {}))
     return states.described("SecureAFL.load", tensors, about)

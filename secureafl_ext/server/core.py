@@ -13,7 +13,7 @@ from ..config import COUNTS, Config
 from ..engines import Engine, check_engine, is_out_of_memory, make_engine, make_sharded, too_large
 from ..engines.presence import presence_counts
 from ..engines.quantile import largest_accepted
-from ..engines.ranks import NotifyPeers, Ranks, settings_checksum
+from ..engines.ranks import BEHIND, NotifyPeers, Ranks, settings_checksum
 from ..engines.trials import Trials
 from ..rules.row_rules import left_out
 from ..validation import check_kept, check_start, number_in
@@ -49,6 +49,7 @@ class ServerCore:
         self._turns = [0] * clients  # the version that each client's last round made; 0: none
         self._trials = Trials(clients, config.trial, config.quorum_of(clients)) if config.trial else None
         self._lock = threading.RLock()
+        self._rounds_before = 0  # rounds that the engine has counted, minus the version: of a state that was loaded
         self._streams = StreamOrder(device)
         engine = type(self._engine).__name__
         logger.debug("server of %d clients, %d parameters, engine %s on %s", clients, size, engine, device)
@@ -59,6 +60,13 @@ class ServerCore:
         with self._lock:
             self._streams.follow()
             yield
+
+    def _need_no_call(self, call: str) -> None:
+        """Refuse a call from within another one of this thread, which may be half done. The lock would let it pass."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            how = "a signal's handler must only note the signal, for the time after that call"
+            within = "another call of this thread must have returned, got one within it"
+            raise RuntimeError(f"SecureAFL.{call}: {within}; {how}")
 
     def _agree(self, call: str, facts: Mapping[str, int]) -> None:
         """With a process group: all ranks make this call, and the last round is finished."""
@@ -72,10 +80,11 @@ class ServerCore:
 
     @lr.setter
     def lr(self, value: float) -> None:
+        self._need_no_call("lr")
         with self._ordered():
             with self._notify_peers:
                 config = replace(self.config, lr=value)
-            self._agree("lr", {"settings": settings_checksum(config), "version": self.version})
+            self._agree("lr", {"settings": settings_checksum(config), BEHIND: self.version})
             self.config, self._engine.lr = config, config.lr
 
     @property
@@ -160,7 +169,7 @@ class ServerCore:
         """(n, d): the update that every client would send now; zeros for clients that are not seen. One pass over the
         history."""
         with self._ordered():
-            self._agree("estimates", {"version": self.version})
+            self._agree("estimates", {BEHIND: self.version})
             return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
     def last(self, client: Tensor | int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..engines import fused, fused_averages
-from ..engines.ranks import notify_at_start, ranks_of
+from ..engines.ranks import BEHIND, notify_at_start, ranks_of
 from ..validation import MOST, check, check_device, check_room, checked_device, describe, is_dense, number_in, plain
 from .checkpoints import CheckpointedServer, read_checkpoint
 from .receipt import Receipt, stale_receipt, too_soon_receipt
@@ -75,7 +76,7 @@ class SecureAFL(CheckpointedServer):
         with notify_at_start(ranks):
             self._start(model, clients, Config.from_arguments(arguments), ranks)
         if ranks:
-            ranks.agree_on_start((self.config, self.clients), len(model))
+            ranks.agree_on_start((self.config, self.clients, self.dtype), len(model))
 
     def __repr__(self) -> str:
         size = f"{self.clients} clients, {self._models.shape[1]} parameters"
@@ -90,6 +91,9 @@ class SecureAFL(CheckpointedServer):
         process_group: "torch.distributed.ProcessGroup | None" = None,
     ) -> "SecureAFL":
         """A server with all settings in one `Config`."""
+        with notify_at_start(ranks_of(process_group, getattr(model, "device", None))):
+            if not isinstance(config, Config):
+                raise ValueError(f"SecureAFL.from_config: config must be a Config, got {type(config).__name__}")
         return cls(model, clients, **asdict(config), process_group=process_group)
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
@@ -98,6 +102,7 @@ class SecureAFL(CheckpointedServer):
         Invalid arguments raise an error. An update on a version that is no longer kept, or before the client's turn
         (see `spacing`), returns a receipt with the reason. Neither counts as a round.
         """
+        self._need_no_call("submit")
         with self._lock:
             self._streams.follow()
             caller, models = "SecureAFL.submit", self._models
@@ -113,7 +118,7 @@ class SecureAFL(CheckpointedServer):
                 if kept and on_turn:
                     with self._notify_peers:
                         sums = self._sharded.update_sums(self._engine.number_of(client), plain(update), trained_on)
-                facts = {"client": client, "version": version, "the server's version": self.version}
+                facts = {BEHIND: self.version, "client": client, "version": version}
                 self._sharded.synchronize("submit", facts, sums)
             if not kept:
                 self._stale = min(self._stale + 1, MOST)
@@ -127,12 +132,32 @@ class SecureAFL(CheckpointedServer):
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
             share = self._trials.share(client) if self._trials else 1.0
-            receipt = self._round(client, update, trained_on, staleness, share)
-            if self.config.spacing:
-                self._turns[client] = self.version
-            if self._trials:
-                self._trials.count_round(client)
+            before = self.version, self._turns[client], self._trials.before(client) if self._trials else None
+            try:
+                receipt = self._round(client, update, trained_on, staleness, share)
+                self._count_round(client)
+            except BaseException:
+                self._settle_round(client, *before)
+                raise
             return receipt
+
+    def _count_round(self, client: int) -> None:
+        if self.config.spacing:
+            self._turns[client] = self.version
+        if self._trials:
+            self._trials.count_round(client)
+
+    def _settle_round(self, client: int, version: int, turn: int, undo_trial: Callable[[], None] | None) -> None:
+        """After an error, so that the round is done as a whole or not at all: the engine's part, which is one or the
+        other, may be done already. An error that a signal's handler raised comes between any two lines. Waits for the
+        device."""
+        self.version, self._turns[client] = version, turn
+        if undo_trial:
+            undo_trial()
+        if int(self._engine.counts[:2].sum()) == self._rounds_before + version + 1:
+            self._keep_finite()
+            self.version += 1
+            self._count_round(client)
 
     def _is_on_turn(self, client: int) -> bool:
         """Whether enough rounds of other clients have passed since the client's last one."""
@@ -145,12 +170,16 @@ class SecureAFL(CheckpointedServer):
         now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
         self._engine.lr = self.config.lr * share
         outcome = self._engine.round(client, update, trained_on, self._models, now, new)
-        if self.dtype != self._models.dtype:  # the model must stay finite in the narrower dtype of the caller too
-            model, stepped = self._rows[now], self._rows[new]
-            stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
+        self._keep_finite()
         self.version += 1
         weight = outcome.weight if outcome.weight is None or share == 1 else outcome.weight * share
         return Receipt(outcome.accepted, outcome.factor, staleness, self.version, outcome.reason, weight=weight)
+
+    def _keep_finite(self) -> None:
+        """The next model must be finite in the dtype of the caller too, if that is the narrower one."""
+        if self.dtype != self._models.dtype:
+            model, stepped = (self._rows[v % len(self._rows)] for v in (self.version, self.version + 1))
+            stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))
 
     def forget(self, client: int) -> None:
         """Erase everything that is kept of this client alone, so that another client may take its number.
@@ -158,10 +187,11 @@ class SecureAFL(CheckpointedServer):
         The model, a pooled Q and a rule's last aggregate stay: the client's part in them cannot be separated. Its turn
         stays too (see `spacing`): otherwise it could have another round sooner.
         """
+        self._need_no_call("forget")
         with self._ordered():
             with self._notify_peers:
                 client = number_in("SecureAFL.forget", "client", client, 0, self.clients - 1)
-            self._agree("forget", {"client": client, "version": self.version})
+            self._agree("forget", {"client": client, BEHIND: self.version})
             self._engine.forget(client)
             if self._trials:
                 self._trials.forget(client)
@@ -172,10 +202,11 @@ class SecureAFL(CheckpointedServer):
         When it uploads again, it is recognized, and must pass its probation again, and a short trial (see `probation`
         and `trial`).
         """
+        self._need_no_call("leave")
         with self._ordered():
             with self._notify_peers:
                 client = number_in("SecureAFL.leave", "client", client, 0, self.clients - 1)
-            self._agree("leave", {"client": client, "version": self.version})
+            self._agree("leave", {"client": client, BEHIND: self.version})
             self._engine.presence.leave(client)
             if self._trials:
                 self._trials.leave(client)
@@ -191,6 +222,7 @@ class SecureAFL(CheckpointedServer):
         conflict = self._not_capturable()
         if conflict:
             raise ValueError(f"SecureAFL.enqueue: not supported with {conflict}; use submit")
+        self._need_no_call("enqueue")
         check_room("SecureAFL.enqueue", self.version)
         tensors = {"client": client, "update": update, "trained_on": trained_on}
         for name, tensor in tensors.items():

@@ -173,7 +173,7 @@ def test_a_larger_budget_goes_on_from_a_smaller_one(pretended):
 
 
 def test_the_command_line_repeats_all_that_was_set(pretended, capsys):
-    flags = "--malicious 0.3 --lr 0.5 --dataset fashion-mnist --estimation-error --flood 0.5 --untuned"
+    flags = "--malicious 0.3 --lr 0.5 --dataset fashion-mnist --flood 0.5 --untuned"
     assert call(f"--defense aflguard {flags} --attack-option direction=backdoor --budget 9 --out x") == 0
     settings = repeated(capsys.readouterr().out)
     assert settings in pretended.ran and settings.defense_options == {}

@@ -217,9 +217,9 @@ def test_an_update_too_large_to_square_is_rejected():
 @pytest.mark.parametrize(("name", "settings", "words"), [
     ("foolsgold", {"confidence": 0}, "FoolsGold: confidence must be positive, got 0"),
     ("fltrust", {"every": 0}, "FLTrust: every must be 1 or more, got 0"),
-    ("flame", {"noise": -1}, "FLAME: noise must be 0 or more, got -1"),
+    ("flame", {"noise": -1}, "FLAME: noise must be 0 or more, finite, got -1"),
     ("dnc", {"malicious": 3}, "DnC: malicious must be 0 to 2, fewer than half of the clients, got 3"),
-    ("dnc", {"remove": -0.5}, "DnC: remove must be 0 or more, got -0.5"),
+    ("dnc", {"remove": -0.5}, "DnC: remove must be 0 or more, with remove"),
     ("dnc", {"iterations": 0}, "DnC: iterations must be 1 or more, got 0"),
     ("dnc", {"coordinates": 0}, "DnC: coordinates must be 1 or more, got 0"),
     ("nnm-trimmed-mean", {"malicious": -1}, "NNMTrimmedMean: malicious must be 0 to 2"),

@@ -337,7 +337,7 @@ def test_mistakes_are_named_before_anything_runs(argv, said, pretended, capsys):
 def test_a_small_table_from_real_runs(tmp_path):
     """On the embedded data, which is not the paper's: no number of it stands beside ours."""
     command = "--dataset fashion-mnist-small --only defense=async-sgd,secureafl --only attack=none,scaling --device cpu"
-    size = f"--rounds 4 --evaluations 1 --batch 4 --clients 4 --trusted 8 --out {tmp_path}"
+    size = f"--rounds 4 --evaluations 1 --batch 4 --clients 4 --out {tmp_path}"
     assert call(f"{command} {size}") == 0
     for name in ("async-sgd", "secureafl"):
         made = row(f"{tmp_path}/main-fashion-mnist-small.md", name)

@@ -6,6 +6,8 @@ and support accept every update and judge clients by their mean updates: against
 honest gradient and the longest common push along -p that the rule does not notice (unnoticed.py).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,7 @@ class Adaptive:
         honest: int = 10,
         camps: int = 1,
     ):
+        need(math.isfinite(gamma), "adaptive", "gamma", "a finite number", gamma)
         need(0 <= momentum < 1, "adaptive", "momentum", "0 or more, below 1", momentum)
         need(0 < saturation <= 1, "adaptive", "saturation", "above 0, at most 1", saturation)
         self.honest = min(honest, scene.honest)

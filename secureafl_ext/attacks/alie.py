@@ -1,6 +1,7 @@
 """ALIE, "A Little Is Enough" (Baruch et al., NeurIPS 2019, arXiv 1902.06156): the honest mean, shifted by z standard
 deviations in every coordinate. It hides in the spread of the honest gradients."""
 
+import math
 from statistics import NormalDist
 
 from torch import Tensor
@@ -14,6 +15,7 @@ def alie(scene: Scene, *, z: float | None = None, honest: int | None = None) -> 
     number = scene.honest if honest is None else honest
     need(1 <= number <= scene.honest, "alie", "honest", f"1 to {scene.honest}, the honest clients", number)
     times = z_max(scene.clients, len(scene.malicious)) if z is None else z
+    need(math.isfinite(times), "alie", "z", "a finite number", z)
 
     def update(view: View) -> Tensor:
         gradients = scene.net.gradients(view.model, *scene.data.train(view.honest))  # (k, d)

@@ -7,6 +7,7 @@ and client k, fixed for the run. So the pushes of two squads have cosine c: a de
 alike sees small groups. Source: this project's own check of the kinship rule, 2026.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -61,6 +62,7 @@ class Crafted:
             need(name in DIRECTIONS, "crafted", "direction", f"one or more of {'+'.join(DIRECTIONS)}", direction)
         no_backdoor = "without backdoor on a regression"
         need("backdoor" not in names or scene.data.classes > 0, "crafted", "direction", no_backdoor, direction)
+        need(math.isfinite(strength), "crafted", "strength", "a finite number", strength)
         need(squads >= 1, "crafted", "squads", "1 or more", squads)
         need(0 < cosine <= 1, "crafted", "cosine", "above 0, at most 1", cosine)
         need(camouflage >= 0, "crafted", "camouflage", "0 or more", camouflage)

@@ -17,6 +17,7 @@ DIRECTIONS = {
 def min_max(scene: Scene, *, p: str = "std", gamma0: float = 10.0, honest: int | None = None) -> Simple:
     """p: the direction that is subtracted    honest: number of honest clients that it sees. Default: all of them"""
     need(p in DIRECTIONS, "min-max", "p", f"one of {', '.join(DIRECTIONS)}", p)
+    need(gamma0 > 0, "min-max", "gamma0", "positive", gamma0)
     number = scene.honest if honest is None else honest
     need(1 <= number <= scene.honest, "min-max", "honest", f"1 to {scene.honest}, the honest clients", number)
 

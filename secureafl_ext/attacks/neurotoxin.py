@@ -18,8 +18,9 @@ def neurotoxin(
     share: float = SHARE,
 ) -> Simple:
     """The mean gradient of the client's clean minibatches ranks the coordinates."""
-    net, data, trigger = scene.net, scene.data, make_trigger(scene, target)
+    net, data, trigger = scene.net, scene.data, make_trigger(scene, target, share)
     need(steps >= 1, "neurotoxin", "steps", "1 or more", steps)
+    need(cap > 0, "neurotoxin", "cap", "positive", cap)
     need(0 < keep <= 1, "neurotoxin", "keep", "above 0, at most 1", keep)
     place = max(1, round(keep * net.size)) - 1
 

@@ -18,16 +18,19 @@ def pgd(
     target: int = TARGET,
     share: float = SHARE,
 ) -> Simple:
-    net, data, trigger = scene.net, scene.data, make_trigger(scene, target)
+    net, data, trigger = scene.net, scene.data, make_trigger(scene, target, share)
     need(steps >= 1, "pgd", "steps", "1 or more", steps)
+    need(radius > 0, "pgd", "radius", "positive", radius)
+    need(eps is None or eps > 0, "pgd", "eps", "positive", eps)
     lengths = scene.zeros(scene.clients, dtype=torch.float64)  # sum of the norms of each client's honest gradients
     counts = scene.zeros(scene.clients, dtype=torch.float64)
 
     def honest_norm(view: View) -> Tensor:
         """(): mean norm of this client's honest gradients so far."""
         length = norm(net.gradient(view.model, *data.train(view.own[0])))
-        lengths.index_add_(0, view.client, length.reshape(1))
-        counts.index_add_(0, view.client, torch.ones_like(length).reshape(1))
+        finite = length.isfinite()  # one NaN would stay in the sum for ever, and no ball would bound the attack
+        lengths.index_add_(0, view.client, torch.where(finite, length, 0).reshape(1))
+        counts.index_add_(0, view.client, finite.to(counts.dtype).reshape(1))
         return (lengths[view.client] / counts[view.client])[0]
 
     def update(view: View) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..plugins import Registry, check_about, check_factory, options_of
 from .adaptive import Adaptive
@@ -30,12 +31,21 @@ class Kind:
     settings: dict[str, object]  # its options, with the defaults
     optional: dict[str, type]  # types of the options whose default is None
     free: str | None  # the option that `secureafl calibrate` fits, if the paper leaves the strength open
+    needs_honest: bool  # uses gradients of honest clients, so that one client must be honest
 
 
-def kind(factory: Callable[..., Attack], about: str, needs_labels: bool = False, free: str | None = None) -> Kind:
+def kind(
+    factory: Callable[..., Attack],
+    about: str,
+    needs_labels: bool = False,
+    free: str | None = None,
+    needs_honest: bool = False,
+) -> Kind:
     options = options_of(factory)
-    return Kind(factory, about, needs_labels, options.defaults, options.optional, free)
+    return Kind(factory, about, needs_labels, options.defaults, options.optional, free, needs_honest)
 
+
+seeing = partial(kind, needs_honest=True)  # an attack that sees what honest clients compute
 
 ATTACKS = Registry(
     "attack",
@@ -49,20 +59,22 @@ ATTACKS = Registry(
         "pgd": kind(pgd, "backdoor: local steps that stay in a ball", True, "radius"),
         "neurotoxin": kind(neurotoxin, "backdoor: in weights that honest clients hardly change", True, "cap"),
         "3dfed": kind(ThreeDFed, "backdoor: constrained, masked by noise, led by feedback", True, "lift"),
-        "min-max": kind(min_max, "as far from the honest mean as honest gradients are from each other", free="gamma0"),
-        "adaptive": kind(Adaptive, "knows the defense and sends the worst update that it accepts"),
-        "alie": kind(alie, "the honest mean, shifted within the spread of honest gradients"),
-        "ipm": kind(ipm, "minus the honest mean, times epsilon"),
-        "mimic": kind(mimic, "all attackers send what one honest client would send"),
-        "crafted": kind(Crafted, "an honest gradient and a common push; every option open"),
-        "ghost": kind(PRESETS["ghost"], "crafted: one huge upload at first contact, then silence"),
-        "freeze": kind(PRESETS["freeze"], "crafted: honest for a quarter of the run, one huge upload, then silence"),
-        "squads": kind(PRESETS["squads"], "crafted: one push by two groups that do not look alike"),
-        "mosaic": kind(PRESETS["mosaic"], "crafted: groups push different coordinates of one direction"),
-        "squad-backdoor": kind(PRESETS["squad-backdoor"], "backdoor, crafted: carried by two groups", True),
-        "sleeper": kind(PRESETS["sleeper"], "crafted: honest for half of the run, then a strong push"),
-        "rotate": kind(PRESETS["rotate"], "crafted: the direction of the push changes again and again"),
-        "decoy": kind(PRESETS["decoy"], "crafted: a harmless upload right after each harmful one"),
+        "min-max": seeing(
+            min_max, "as far from the honest mean as honest gradients are from each other", free="gamma0"
+        ),
+        "adaptive": seeing(Adaptive, "knows the defense and sends the worst update that it accepts"),
+        "alie": seeing(alie, "the honest mean, shifted within the spread of honest gradients"),
+        "ipm": seeing(ipm, "minus the honest mean, times epsilon"),
+        "mimic": seeing(mimic, "all attackers send what one honest client would send"),
+        "crafted": seeing(Crafted, "an honest gradient and a common push; every option open"),
+        "ghost": seeing(PRESETS["ghost"], "crafted: one huge upload at first contact, then silence"),
+        "freeze": seeing(PRESETS["freeze"], "crafted: honest for a quarter of the run, one huge upload, then silence"),
+        "squads": seeing(PRESETS["squads"], "crafted: one push by two groups that do not look alike"),
+        "mosaic": seeing(PRESETS["mosaic"], "crafted: groups push different coordinates of one direction"),
+        "squad-backdoor": seeing(PRESETS["squad-backdoor"], "backdoor, crafted: carried by two groups", True),
+        "sleeper": seeing(PRESETS["sleeper"], "crafted: honest for half of the run, then a strong push"),
+        "rotate": seeing(PRESETS["rotate"], "crafted: the direction of the push changes again and again"),
+        "decoy": seeing(PRESETS["decoy"], "crafted: a harmless upload right after each harmful one"),
     },
 )
 

@@ -5,10 +5,12 @@ Default strengths of scaling, dba, pgd, neurotoxin and 3dfed: the paper leaves t
 (results/calibration-fashion-mnist.json).
 """
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
 
+from ..defenses.base import need
 from .base import Scene, Simple, View
 from .trigger import SHARE, TARGET, make_trigger, poison
 
@@ -21,7 +23,8 @@ def scaled_poison(
     scene: Scene, factor: float | None, target: int, share: float, part: Callable[[Tensor], Tensor | None]
 ) -> Simple:
     """One poisoned gradient times `factor`; None: times the number of clients. part: of the trigger, by client (1)"""
-    trigger, times = make_trigger(scene, target), scene.clients if factor is None else factor
+    trigger, times = make_trigger(scene, target, share), scene.clients if factor is None else factor
+    need(math.isfinite(times), "scaling and dba", "factor", "a finite number", factor)
 
     def update(view: View) -> Tensor:
         batch = poison(scene.data, view.own[0], trigger, share, part(view.client))

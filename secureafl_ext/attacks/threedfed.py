@@ -76,7 +76,8 @@ class ThreeDFed:
         need(refresh >= 1, "3dfed", "refresh", "1 or more", refresh)
         need(steps >= 1, "3dfed", "steps", "1 or more", steps)
         need(lift >= 1, "3dfed", "lift", "1 or more", lift)
-        self.scene, self.own, self.trigger, self.share = scene, steps, make_trigger(scene, target), share
+        need(indicator_cap > 0, "3dfed", "indicator_cap", "positive", indicator_cap)
+        self.scene, self.own, self.trigger, self.share = scene, steps, make_trigger(scene, target, share), share
         self.lift, self.gain, self.cap, self.push = lift, indicator_gain, indicator_cap, push
         self.refresh, self.decoys, self.weights = refresh, decoys, (clean, backdoor, distance)
         self.output, self.quiet = output_layer(scene.net), quiet_layer(scene.net)

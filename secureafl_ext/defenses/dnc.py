@@ -32,8 +32,10 @@ class DnC(LastUpdates):
         coordinates: int = 10_000,
         momentum: float = 0.0,
     ):
-        self.removed = round(remove * malicious_count("DnC", clients, malicious))
-        need(remove >= 0, "DnC", "remove", "0 or more", remove)
+        count = malicious_count("DnC", clients, malicious)
+        limits = f"0 or more, with remove * {count} below {clients}, the clients"
+        need(remove >= 0 and remove * count <= clients - 1, "DnC", "remove", limits, remove)
+        self.removed = round(remove * count)
         need(iterations >= 1, "DnC", "iterations", "1 or more", iterations)
         need(coordinates >= 1, "DnC", "coordinates", "1 or more", coordinates)
         super().__init__(model, clients, momentum)

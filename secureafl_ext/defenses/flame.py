@@ -27,7 +27,7 @@ class FLAME(LastUpdates):
     """
 
     def __init__(self, model: Tensor, clients: int, *, noise: float = 0.001, clip: bool = True, momentum: float = 0.0):
-        need(noise >= 0, "FLAME", "noise", "0 or more", noise)
+        need(0 <= noise < math.inf, "FLAME", "noise", "0 or more, finite", noise)
         super().__init__(model, clients, momentum)
         self.noise, self.clip = noise, clip
         self.rounds = torch.zeros((), dtype=torch.int64, device=model.device)

@@ -36,7 +36,9 @@ class Sageflow:
         mode: str = "literal",
         candidate: str = "current",
     ):
+        need(threshold > 0, "Sageflow", "threshold", "positive", threshold)
         need(classes >= 2, "Sageflow", "classes", "2 or more", classes)
+        need(warmup >= 0, "Sageflow", "warmup", "0 or more", warmup)
         need(mode in MODES, "Sageflow", "mode", f"one of {', '.join(MODES)}", mode)
         need(candidate in CANDIDATES, "Sageflow", "candidate", f"one of {', '.join(CANDIDATES)}", candidate)
         self.trusted, self.mode, self.candidate = trusted, mode, candidate

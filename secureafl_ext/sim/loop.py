@@ -297,7 +297,8 @@ def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
     shared: dict[str, dict[str, object]] = {
         "kardam": {"malicious": malicious},
         "sageflow": {"classes": classes},
-        "weighted": {"trim": min(settings.malicious + 0.1, 0.49)},  # the share of their uploads fluctuates
+        # The share of uploads that malicious clients make, which fluctuates.
+        "weighted": {"trim": min((settings.flood or settings.malicious) + 0.1, 0.49)},
         **dict.fromkeys(("dnc", "nnm-trimmed-mean", "nnm-geometric-median", "krum", "demoa"), minority),
     }
     ours = {name: getattr(settings, name) for name in variant_settings(settings.defense)}

@@ -14,6 +14,7 @@ from .. import bounded_files
 from ..attacks import ATTACKS, Kind
 from ..defenses import DEFENSES, Defense
 from ..defenses.tuned import tuned_options
+from ..tasks.datasets import SOURCES
 from .settings import VARIANT_SETTINGS, Resolved, Settings, UndefinedError, variant_settings
 
 log = logging.getLogger(__name__)
@@ -187,15 +188,16 @@ def prepare(many: list[Settings], left_out: Callable[[str], None] = log.warning)
     It is an error if no run has it, or if no run is defined.
     """
     defined: list[Resolved] = []
-    why: UndefinedError | None = None
+    undefined: list[UndefinedError] = []
     for settings in many:
         try:
             defined.append(settings.resolve())
         except UndefinedError as error:
-            why = error
-            left_out(f"left out: {error}")
+            undefined.append(error)
     if not defined:
-        raise why or ValueError("no run was asked for")
+        raise undefined[-1] if undefined else ValueError("no run was asked for")
+    for why in undefined:
+        left_out(f"left out: {why}")
     for field in OPTIONS:
         defined = _distribute_options(defined, field)
     defined = _reset_unused(defined)
@@ -214,29 +216,54 @@ def _distribute_options(many: list[Resolved], field: str) -> list[Resolved]:
             _check_name(f"{owner} option of {', '.join(used)}:", name, known)
             default = own.get(name)
             kind = optional.get(name) if default is None else type(default)
-            if kind and not fits(kind, value):
-                raise ValueError(f"{owner} option {name} must be {TYPE_NAMES[kind]}, got {repr(value)}")
+            if (kind and not fits(kind, value)) or value != value:  # not a number: every comparison would be false
+                raise ValueError(f"{owner} option {name} must be {TYPE_NAMES[kind or float]}, got {repr(value)}")
         change: dict[str, Any] = {field: {name: value for name, value in options.items() if name in own}}
         distributed.append(replace(settings, **change))
     return distributed
 
 
 def _reset_unused(many: list[Resolved]) -> list[Resolved]:
-    """Refuse a setting of SecureAFL that no run uses. Record the default in the runs that do not use it."""
+    """Refuse a setting that no run uses. Record the default in the runs that do not use it."""
     usual = Settings().resolve()
-    used = {settings.defense: variant_settings(settings.defense) for settings in many}
+    used = [_used(settings) for settings in many]
+    defenses = ", ".join(dict.fromkeys(settings.defense for settings in many))
+    why = {name: f"defense {defenses} does not use it" for name in VARIANT_SETTINGS} | NEEDS
     reset = []
-    for settings in many:
+    for settings, names in zip(many, used, strict=True):
         change: dict[str, Any] = {}
-        for name in VARIANT_SETTINGS:
+        for name in why:
             value, default = getattr(settings, name), getattr(usual, name)
-            if value == default or name in used[settings.defense]:
+            if value == default or name in names:
                 continue
-            if not any(name in names for names in used.values()):
-                raise ValueError(f"{name} must not be set, got {value}: defense {', '.join(used)} does not use it")
+            if not any(name in others for others in used):
+                raise ValueError(f"{name} must not be set, got {value}: {why[name]}")
             change[name] = default
         reset.append(replace(settings, **change))
     return reset
+
+
+# Settings that only some runs use -> what such a run has.
+NEEDS = {
+    "spread": "it needs --arrivals clock",
+    "degree": "it needs --partition skewed and data with labels",
+    "concentration": "it needs --partition dirichlet and data with labels",
+    "trusted": "it needs a defense with clean samples",
+    "estimation_error": "it needs a SecureAFL defense",
+}
+
+
+def _used(settings: Resolved) -> list[str]:
+    """Of VARIANT_SETTINGS and NEEDS, those that this run uses."""
+    labels = not SOURCES[settings.dataset].regression
+    needs = {
+        "spread": settings.arrivals == "clock",
+        "degree": labels and settings.partition == "skewed",
+        "concentration": labels and settings.partition == "dirichlet",
+        "trusted": DEFENSES[settings.defense].needs_trusted,
+        "estimation_error": settings.defense.startswith("secureafl"),
+    }
+    return [*variant_settings(settings.defense), *(name for name, uses in needs.items() if uses)]
 
 
 def _check_name(what: str, name: str, choices: Collection[str]) -> None:

@@ -48,6 +48,8 @@ def run_many(
         raise ValueError(f"processes must be 1 or more, got {processes}")
     watch, done = watch or (lambda i, point: None), done or (lambda i, outcome: None)
     log.info("%d runs in %d processes", len(many), processes)
+    if len(many) > 1:
+        set_up(many)
     if processes > 1:
         in_processes(many, watch, done, processes)
     elif all(settings.resolve().device.startswith("cuda") for settings in many):
@@ -55,6 +57,18 @@ def run_many(
     else:
         for i, settings in enumerate(many):
             done(i, loop.run(settings, partial(watch, i)))
+
+
+def set_up(many: Sequence[Settings]) -> None:
+    """Set up each attack and each defense with its options once. A wrong option is an error before the first run."""
+    known: set[str] = set()
+    for settings in many:
+        place = settings.dataset, settings.data_dir, settings.model, settings.clients, settings.malicious
+        attack, defense = (settings.attack, settings.attack_options), (settings.defense, settings.defense_options)
+        keys = {repr((place, part)) for part in (("attack", *attack), ("defense", settings.trusted, *defense))}
+        if not keys <= known:
+            known |= keys
+            loop.Rounds(settings.resolve())
 
 
 def in_threads(many: Sequence[Settings], watch: Watch, done: Done) -> None:

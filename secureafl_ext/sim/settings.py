@@ -175,6 +175,15 @@ class Resolved(Settings):
             raise UndefinedError(f"decay must be 0 with optimizer 'sgd', got {self.decay}")
         if self.optimizer == "adam" and not self.lr > 0:
             raise UndefinedError(f"lr must be above 0 with optimizer 'adam', got {self.lr}")
+        if self.attack != "none" and self.malicious > 0 and not self.attackers:
+            raise UndefinedError(
+                f"malicious must be 0 or make at least one of {self.clients} clients malicious, got {self.malicious}"
+            )
+        if ATTACKS[self.attack].needs_honest and self.attackers == self.clients:
+            raise UndefinedError(
+                f"attack {self.attack!r} uses gradients of honest clients, got {self.attackers} malicious of"
+                f" {self.clients}"
+            )
         if self.flood is not None and not 0 < self.attackers < self.clients:
             raise UndefinedError(
                 f"flood needs malicious and honest clients, got {self.attackers} malicious of {self.clients},"

@@ -138,3 +138,13 @@ def test_pgd_keeps_its_ball_after_a_model_that_diverged():
     for seed in (2, 3):
         view = scenes.view(run, attack, 1, seed)
         assert torch.equal(attack.update(view), usual.update(view))
+
+
+def test_adaptive_goes_on_after_a_model_that_diverged():
+    run = scenes.scene()
+    attack = make("adaptive", run)
+    server = make_defense("async-sgd", torch.zeros(run.net.size), run.clients, 0.1, 4, None)
+    broken = run.net.start(1) * 1e30
+    attack.update(scenes.view(run, attack, 1, 1, model=broken, server=server))
+    sent = attack.update(scenes.view(run, attack, 1, 2, server=server))
+    assert sent.isfinite().all() and attack.average.isfinite().all() and attack.average.any()

@@ -65,7 +65,8 @@ class Adaptive:
     def update(self, view: View) -> Tensor:
         net, data = self.scene.net, self.scene.data
         mean = net.gradients(view.model, *data.train(view.honest)).mean(0)  # g_b
-        self.average.lerp_(mean, 1 - self.momentum)
+        # A mean that is not finite would stay in the average for ever, and its sign is 0: no push.
+        self.average.lerp_(torch.where(mean.isfinite().all(), mean, self.average), 1 - self.momentum)
         away = -self.average.sign()  # -p
         if isinstance(view.server, SecureAFL):
             return self._past_secureafl(view, view.server, mean, away)

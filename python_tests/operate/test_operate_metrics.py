@@ -177,7 +177,7 @@ def test_connections_that_trickle_end_and_scrapes_go_on(prometheus, monkeypatch)
     with urlopen(address, timeout=30) as answer:
         assert answer.status == 200
     wait_until(0)
-    monkeypatch.setattr(prometheus, "LONGEST_CONNECTION", 60.0)
+    metrics._endpoint.seconds = 60.0
     with socket.create_connection(("127.0.0.1", port), timeout=30) as idle:
         wait_until(1)
         metrics.close()

@@ -26,7 +26,7 @@ from secureafl_ext.tasks import models
 
 EVIL = "[red]\x1b[31m<b>"
 TOKEN = "a-token-of-enough-length"
-SMALL = {"clients": 6, "rounds": 12, "evaluations": 2, "batch": 2, "trusted": 20, "device": "cpu"}
+SMALL = {"clients": 6, "rounds": 12, "evaluations": 2, "batch": 2, "device": "cpu"}
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """Prometheus: counts, histograms and gauges of a server. docs/guides/metrics.md says what each metric means."""
 
-import logging
 import math
 import socket
 import threading
-import time
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from ..validation import converted, text, whole
+from .connections import BoundedConnections
 from .observer import Observer
 from .verdict import EVENTS, UPLOADS, Look, Queue, Verdict
 
@@ -21,7 +20,6 @@ except ModuleNotFoundError as error:
     words = "secureafl_ext.operate.prometheus needs prometheus_client: pip install 'secureafl_ext[operate]'"
     raise ModuleNotFoundError(words, name=error.name) from error
 
-logger = logging.getLogger(__name__)
 
 PLACES = ("open", "waiting", "to_ask", "paused", "places")  # fields of Queue
 STATES = ("present", "on_probation", "expired", "left_out", "on_trial")  # of SecureAFL.stats()
@@ -166,47 +164,11 @@ class Prometheus(Observer):
             self._endpoint = self._thread = None
 
 
-class Endpoint(ThreadingWSGIServer):
-    """prometheus_client's own server, with bounds: so many connections at a time, none of them for long."""
+class Endpoint(BoundedConnections, ThreadingWSGIServer):
+    """prometheus_client's own server, with bounds."""
 
     def __init__(self, *arguments: Any):
-        self._open: dict[socket.socket, float] = {}  # connections, and when they began
-        self._open_lock = threading.Lock()
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            has_room = len(self._open) < MOST_CONNECTIONS
-            if has_room:
-                self._open[request] = time.monotonic()
-        if has_room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        super().service_actions()
-        self.cut(LONGEST_CONNECTION)
-
-    def cut(self, seconds: float) -> None:
-        """End the connections that are as old as this. Their threads then fail to read or write, and close them."""
-        now = time.monotonic()
-        with self._open_lock:
-            for connection, began in self._open.items():
-                if now - began >= seconds:
-                    try:
-                        connection.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        logger.debug("Prometheus: a connection has ended by itself")
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Without the traceback on stderr: whoever hangs up early would fill the log."""
-        logger.debug("Prometheus: a scrape from %s failed", client_address, exc_info=True)
+        super().__init__(*arguments, most=MOST_CONNECTIONS, seconds=LONGEST_CONNECTION)
 
 
 class Endpoint6(Endpoint):

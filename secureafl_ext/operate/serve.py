@@ -18,6 +18,7 @@ import numpy as np
 
 from ..validation import converted, whole
 from .access import Access
+from .connections import BoundedConnections
 from .view import View
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def serve(
         raise OSError(f"serve: cannot listen on {host}, port {port}: {error.strerror}") from error
 
 
-class Page(ThreadingHTTPServer):
+class Page(BoundedConnections, ThreadingHTTPServer):
     """The HTTP server and its thread."""
 
     daemon_threads = False  # so that close() waits for them
@@ -81,11 +82,10 @@ class Page(ThreadingHTTPServer):
         self.view, self.watched, self.host, self.access = view, watched, host, access
         self.assets = {name: (FOLDER / name).read_bytes() for name in ASSETS}
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._open: dict[socket.socket, float] = {}  # connections, and when they began
-        self._open_lock, self._heat_lock = threading.Lock(), threading.Lock()
+        self._heat_lock = threading.Lock()
         self._heat: tuple[float, bytes] = -HEAT_SECONDS, b""
         self._is_closed = False
-        super().__init__((host, port), Handler)
+        super().__init__((host, port), Handler, most=MOST_CONNECTIONS, seconds=LONGEST_CONNECTION)
         self.port: int = self.server_address[1]
         self.cookie = f"secureafl-{self.port}"  # all ports of a host share their cookies
         self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="secureafl-page", daemon=True)
@@ -105,7 +105,7 @@ class Page(ThreadingHTTPServer):
             self._is_closed = True
             self.shutdown()
             self._thread.join()
-            self._cut(0.0)
+            self.cut(0.0)
             self.server_close()
 
     def __enter__(self) -> "Page":
@@ -113,40 +113,6 @@ class Page(ThreadingHTTPServer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # Connections
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            has_room = len(self._open) < MOST_CONNECTIONS
-            if has_room:
-                self._open[request] = time.monotonic()
-        if has_room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        self._cut(LONGEST_CONNECTION)
-
-    def _cut(self, seconds: float) -> None:
-        """End the connections that are as old as this. Their threads then fail to read or write, and close them."""
-        now = time.monotonic()
-        with self._open_lock:
-            for connection, began in self._open.items():
-                if now - began >= seconds:
-                    try:
-                        connection.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        logger.debug("a connection has ended by itself")
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a connection failed", exc_info=True)
 
     # Answers
 

@@ -302,3 +302,44 @@ def test_sync_waits_for_the_disk(tmp_path, monkeypatch):
         synced.clear()
         server.submit(0, torch.ones(D), 0)
     assert [os.path.basename(path) for path in synced] == ["000000000003.bin", "updates", "audit-000000.jsonl"]
+
+
+@pytest.mark.parametrize("call", ["save", "leave", "submit", "state_dict", "forget"])
+def test_a_handler_cannot_call_into_a_call(tmp_path, monkeypatch, call):
+    """It would take the place in the log under which the update of the call that it interrupts is kept."""
+    judge = Audited(make("fused"), tmp_path / "log", keep="recent")
+    inner, told, ones = judge.server.submit, [], torch.ones(len(judge.model))
+    arguments = {"save": (tmp_path / "file",), "submit": (2, ones, 0), "state_dict": ()}.get(call, (1,))
+
+    def with_a_signal(*upload):
+        try:
+            getattr(judge, call)(*arguments)
+        except RuntimeError as error:
+            told.append(str(error))
+        return inner(*upload)
+
+    monkeypatch.setattr(judge.server, "submit", with_a_signal)
+    judge.submit(0, ones, 0)
+    judge.submit(1, ones, 1)
+    assert told == 2 * [told[0]] and told[0].startswith(f"Audited.{call}: another call of this thread must have")
+    end = judge.server.state_dict()
+    judge.close()
+    with Audited(make("fused"), tmp_path / "log", keep="recent") as again:
+        assert again.recover() == 2
+        assert all(torch.equal(torch.as_tensor(again.state_dict()[k]), torch.as_tensor(v)) for k, v in end.items())
+
+
+def test_an_error_of_a_handler_after_the_round_is_no_refusal(tmp_path, monkeypatch):
+    with Audited(make("fused"), tmp_path, keep="recent") as judge:
+        inner, ones = judge.server.submit, torch.ones(len(judge.model))
+
+        def and_a_signal(*upload):
+            inner(*upload)
+            raise ValueError("of a handler")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(judge.server, "submit", and_a_signal)
+            with pytest.raises(ValueError, match="of a handler"):
+                judge.submit(0, ones, 0)
+        with pytest.raises(ValueError, match="ahead of its log"):
+            judge.submit(1, ones, 1)

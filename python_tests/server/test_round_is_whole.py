@@ -209,3 +209,51 @@ def test_what_is_no_path_is_refused_in_words():
 def test_what_is_no_config_is_refused_in_words():
     with pytest.raises(ValueError, match=r"^SecureAFL.from_config: config must be a Config, got dict$"):
         SecureAFL.from_config(torch.zeros(4), 2, {})
+
+
+def test_a_round_without_memory_half_way_is_the_servers_last(tmp_path, monkeypatch):
+    """The op of a fused round on a CPU allocates memory after it has judged. No model of an older version may follow,
+    and no checkpoint be replaced."""
+    server, path = make("fused"), tmp_path / "server"
+    for i in range(14):
+        submit(server, i)
+    server.save(path)
+    saved, good, model = path.read_bytes(), server.state_dict(), server.model.clone()
+
+    def half(*_):
+        server._engine.counts[0] += 1
+        raise MemoryError("std::bad_alloc")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server._engine, "round", half)
+        with pytest.raises(MemoryError):
+            submit(server, 14)
+    assert server.version == 14 and torch.equal(server.model, model)
+    for name, call in CALLS.items():
+        with pytest.raises(RuntimeError, match=rf"SecureAFL.{name}: the last round must be whole.*load the last"):
+            call(server, path)
+    assert path.read_bytes() == saved
+    server.load_state_dict(good)
+    submit(server, 14)
+    whole = make("fused")
+    for i in range(15):
+        submit(whole, i)
+    assert not differing(state_of(server), state_of(whole))
+
+
+@pytest.mark.parametrize("kind", ["fused", "kinship of plain ops", "a float32 model"])
+def test_an_error_before_a_round_is_none_after_one_that_could_not_be_settled(kind, monkeypatch):
+    """A count of rounds that is once wrong must not make later errors look like rounds."""
+    server = make(kind)
+    for i in range(6):
+        submit(server, i)
+    server._engine.counts[0] += 1  # as after an `enqueue` that was interrupted
+    version, model = server.version, server.model.clone()
+
+    def fails(*_):
+        raise OSError("before the op")
+
+    monkeypatch.setattr(server._engine, "round", fails)
+    with pytest.raises(OSError):
+        submit(server, 6)
+    assert server.version == version and torch.equal(server.model, model)

@@ -154,3 +154,53 @@ def test_a_save_that_cannot_be_ended_leaves_no_shards(ranks, tmp_path):
     assert all("IsADirectoryError" in words for words in right) and all("rank 0 raised an error" in w for w in wrong)
     assert sorted(file.name.split(".")[0] for file in tmp_path.iterdir()) == ["file", "file", "file", "here"]
     assert SecureAFL.load(tmp_path / "file").version == 0
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt."""
+
+
+def interrupted(group, arrivals, at, name):
+    """In round `at` a signal's handler raises an error right after this op has returned, on every rank."""
+    server, plain = start(SETTINGS, group), getattr(torch.ops.secureafl, name)
+
+    def and_a_signal(*arguments):
+        plain(*arguments)
+        raise Interrupted
+
+    for i, arrival in enumerate(arrivals):
+        if i == at:
+            setattr(torch.ops.secureafl, name, and_a_signal)
+        try:
+            replay(server, [arrival], group)
+        except Interrupted:
+            pass
+        finally:
+            setattr(torch.ops.secureafl, name, plain)
+    server._agree("estimates", {"version": server.version})  # ends the last round
+    return server.version, digest(server._tensors(None))
+
+
+@pytest.mark.parametrize("name", ["apply_", "renew_"])
+def test_a_signal_after_an_op_of_a_split_round_leaves_it_whole(ranks, name):
+    """After `apply_` the round is done; `renew_` ends the round before, when the next one has not begun."""
+    arrivals, *_ = history_of_arrivals(SETTINGS, 3 * N)
+    arrivals = [(client, update, 0) for client, update, _ in arrivals if update.isfinite().all()]
+    arrivals = [(i % N, update, max(0, i - 3)) for i, (_, update, _) in enumerate(arrivals)]
+    at = 2 * N
+    kept = arrivals if name == "apply_" else arrivals[:at]
+    assert ranks.run(2, interrupted, arrivals if name == "apply_" else arrivals[: at + 1], at, name) == ranks.run(
+        2, interrupted, kept, -1, name
+    )
+
+
+def numpy_model(group):
+    model = torch.zeros(D).numpy() if dist.get_rank(group) else shard(torch.zeros(D), group)
+    return told(lambda: SecureAFL(model, N, process_group=group))
+
+
+def test_a_numpy_array_on_one_rank_is_an_error_on_all_at_once(ranks):
+    began = time.monotonic()
+    right, wrong = ranks.run(2, numpy_model)
+    assert time.monotonic() - began < 10
+    assert "rank 1 raised an error" in right and "got ndarray" in wrong

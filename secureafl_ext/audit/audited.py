@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Audited:
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
         """`server.submit`. When it returns, the log has its line, and the update is kept. Waits for the device."""
-        with self._lock:
+        with self._one_call("submit"):
             client = self._ready("submit", client)
             check_update(update, self._shape, self._dtype)
             data, seq = bytes_of(update), self._log.next_seq()
@@ -114,14 +115,14 @@ class Audited:
 
     def leave(self, client: int) -> None:
         """`server.leave`, if the server has it, and a line in any case."""
-        with self._lock:
+        with self._one_call("leave"):
             client = self._ready("leave", client)
             if hasattr(self.server, "leave"):
                 self._ask("leave", client)
             self._note("leave", client)
 
     def forget(self, client: int) -> None:
-        with self._lock:
+        with self._one_call("forget"):
             client = self._ready("forget", client)
             self._ask("forget", client)
             self._note("forget", client)
@@ -129,7 +130,7 @@ class Audited:
 
     def name_client(self, client: int, who: object) -> None:
         """From here on the log calls the client so: a line `joined`. One line of text, cut to 100 characters."""
-        with self._lock:
+        with self._one_call("name_client"):
             client = self._ready("name_client", client)
             name = one_line(str(who))
             self._log.append("joined", client=client, who=name, version=self.server.version)
@@ -146,14 +147,15 @@ class Audited:
 
     def state_dict(self) -> dict[str, Any]:
         """`server.state_dict`. A line has its digest, and is on the disk: `recover` finds the place again by it."""
-        with self._lock:
+        with self._one_call("state_dict"):
             self._need_head("state_dict")
             return self._name_state()
 
     def save(self, path: str | os.PathLike) -> None:
         """`server.save`, after a line with the digest of the state."""
-        with self._lock:
-            version = self.state_dict()["version"]
+        with self._one_call("save"):
+            self._need_head("save")
+            version = self._name_state()["version"]
             self.server.save(path)
             self.checkpointed(version)
 
@@ -165,7 +167,7 @@ class Audited:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`server.load_state_dict`. Then call `recover`: until then the server takes no calls."""
-        with self._lock:
+        with self._one_call("load_state_dict"):
             self._ask("load_state_dict", state)
             self._at_head = self._behind = False
 
@@ -179,7 +181,7 @@ class Audited:
         give_up: repeat nothing, go on from the state as it is, and log that the calls after it are lost. With
         keep="nothing" this happens by itself if updates are missing.
         """
-        with self._lock:
+        with self._one_call("recover"):
             if self._behind:
                 raise ValueError(f"Audited.recover: {BEHIND}")
             if self._at_head:
@@ -209,6 +211,17 @@ class Audited:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def _one_call(self, method: str) -> Iterator[None]:
+        """Not within another call of this thread: that of a signal's handler would take a place in the log that belongs
+        to the call it interrupts."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            how = "a signal's handler must only note the signal, for the time after that call"
+            within = "another call of this thread must have returned, got one within it"
+            raise RuntimeError(f"Audited.{method}: {within}; {how}")
+        with self._lock:
+            yield
+
     def _need_head(self, method: str) -> None:
         if self._behind:
             raise ValueError(f"Audited.{method}: {BEHIND}")
@@ -224,11 +237,11 @@ class Audited:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """A call of the server. Unless it refuses, the next line must say what happened."""
-        before, self._behind = self._behind, True
+        before, version, self._behind = self._behind, self.version, True
         try:
             return getattr(self.server, method)(*arguments)
-        except REFUSALS:
-            self._behind = before
+        except REFUSALS:  # or the error of a signal's handler, after the round
+            self._behind = before or self.version != version
             raise
 
     def _note(self, kind: str, client: int, **fields: Any) -> None:

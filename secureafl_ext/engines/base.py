@@ -34,6 +34,10 @@ class Engine(Protocol):
     lr: float  # of the next round
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a round that runs out of memory has changed nothing."""
+
+    @property
     def seen(self) -> Tensor:
         """(n or more) bool: clients with a history."""
 

@@ -55,7 +55,7 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
     return Composed(config, clients, size, device)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was too small: on the CPU torch says so in a RuntimeError, and overflows if the size does."""
     words = ("can't allocate memory", "not enough memory", "calculation overflow", "multiplication overflow")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)

@@ -77,6 +77,8 @@ class Composed:
     def similarity(self, version: int) -> Tensor | None:
         return self.rows.similarity.means if self.rows and self.rows.similarity else None
 
+    is_whole = True
+
     @property
     def kinship(self) -> Kinship | None:
         return self.rows.similarity if self.rows and isinstance(self.rows.similarity, Kinship) else None
@@ -92,7 +94,9 @@ class Composed:
     ) -> Outcome:
         # An error may come after the update has been judged or stored: too little memory, a registered rule, or that of
         # a signal's handler, which Python runs between any two lines. The round is undone.
-        changing = [models[new], *self._changing(client)]
+        changing = list(self._changing(client))
+        if changing:
+            changing.append(models[new])
         before = [tensor.clone() for tensor in changing]
         try:
             return self._round(client, update, trained_on, models, now, new)

@@ -59,6 +59,10 @@ class Fused:
     kinship = None
     capturable = True
 
+    @property
+    def is_whole(self) -> bool:
+        return self.counts.is_cuda  # on a CPU the op allocates memory after it has judged
+
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)

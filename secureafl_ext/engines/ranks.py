@@ -90,7 +90,8 @@ class Ranks:
         # threads, and a gloo thread that still holds a tensor when Python ends aborts the process.
         self._group = weakref.ref(process_group)
         # A model on a device without values, which is refused later: the peers must be told so.
-        self.device = device if device and device.type in ("cpu", "cuda") else _message_device(process_group)
+        fits = isinstance(device, torch.device) and device.type in ("cpu", "cuda")  # NumPy arrays have a str
+        self.device = device if fits and device else _message_device(process_group)
         self._server = 0  # number of this server among those of the group; 0: not started yet
         self.rank, self.count = dist.get_rank(process_group), dist.get_world_size(process_group)
 

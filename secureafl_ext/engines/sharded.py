@@ -43,8 +43,15 @@ class Sharded(Fused):
         message = self.ranks.padded(sums, UPDATE_SUMS), self._changes
         self._update_sums, changes = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
         if self._pending:
-            torch.ops.secureafl.renew_(self._verdict, changes, *self._per_client, self.config.trust)
-            self._pending = False
+            before = [tensor.clone() for tensor in self._per_client]  # none of them has coordinates
+            try:
+                torch.ops.secureafl.renew_(self._verdict, changes, *self._per_client, self.config.trust)
+                self._pending = False
+            except BaseException:  # that of a signal's handler comes after the op
+                for tensor, value in zip(self._per_client, before, strict=True):
+                    tensor.copy_(value)
+                self._pending = True
+                raise
         return self._update_sums
 
     def round(
@@ -54,8 +61,13 @@ class Sharded(Fused):
         number = client if isinstance(client, Tensor) else self._clients[client]
         judged = self.factors, self.recorded, self.factor_counts, self.counts, self._arrived
         arguments = update, number, trained_on, now, new, models, *self._past, *judged, self.lr, *self._settings
-        outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._changes, *arguments)
-        self._pending = self.config.memory > 0  # without pairs there is nothing to finish
+        before, has_end = self.counts.clone(), self.config.memory > 0  # without pairs there is nothing to finish
+        try:
+            outcome = torch.ops.secureafl.apply_(self._update_sums, self._verdict, self._changes, *arguments)
+            self._pending = has_end
+        except BaseException:  # that of a signal's handler comes after the op
+            self._pending = has_end and not torch.equal(before, self.counts)
+            raise
         return Outcome(*outcome)
 
     def _settle(self) -> None:

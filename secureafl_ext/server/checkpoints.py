@@ -35,7 +35,7 @@ class CheckpointedServer(ServerCore):
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device."""
-        self._need_no_call("state_dict")
+        self._need_whole("state_dict")
         with self._ordered():
             self._agree("state_dict", {BEHIND: self.version})
             return {**self._tensors(None), **self._numbers()}
@@ -44,7 +44,7 @@ class CheckpointedServer(ServerCore):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from the state of a server with the same settings. If the state does not fit, nothing changes."""
-        self._need_no_call("load_state_dict")
+        self._need_whole("load_state_dict")
         with self._ordered():
             with self._notify_peers:
                 caller, size = "SecureAFL.load_state_dict", self._models.shape[1]
@@ -57,14 +57,14 @@ class CheckpointedServer(ServerCore):
             self._models.copy_(tensors["models"])
             self.version, self._stale, self._too_soon = (numbers[name] for name in states.NUMBERS)
             self._turns = tensors["turns"].tolist()
-            self._rounds_before = int(tensors["counts"][:2].sum()) - self.version
             if self._trials:
                 self._trials.load(tensors["trials"])
             self._engine.load(tensors, self._models[self.version % len(self._models)])
+            self._is_half_done = False
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a checkpoint (safetensors and JSON). An older file stays until the new one is complete."""
-        self._need_no_call("save")
+        self._need_whole("save")
         with self._save_lock:  # otherwise a slow save could replace the newer file of the next one
             if self._sharded:
                 with self._lock:

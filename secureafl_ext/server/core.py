@@ -49,7 +49,7 @@ class ServerCore:
         self._turns = [0] * clients  # the version that each client's last round made; 0: none
         self._trials = Trials(clients, config.trial, config.quorum_of(clients)) if config.trial else None
         self._lock = threading.RLock()
-        self._rounds_before = 0  # rounds that the engine has counted, minus the version: of a state that was loaded
+        self._is_half_done = False  # the last round ran out of memory half-way: see `is_whole` of Engine
         self._streams = StreamOrder(device)
         engine = type(self._engine).__name__
         logger.debug("server of %d clients, %d parameters, engine %s on %s", clients, size, engine, device)
@@ -61,8 +61,12 @@ class ServerCore:
             self._streams.follow()
             yield
 
-    def _need_no_call(self, call: str) -> None:
-        """Refuse a call from within another one of this thread, which may be half done. The lock would let it pass."""
+    def _need_whole(self, call: str) -> None:
+        """Refuse a call after a round that was cut short, and one from within another call of this thread, which may be
+        half done: the lock would let it pass."""
+        if self._is_half_done and call != "load_state_dict":
+            got = "the last round must be whole, got one that ran out of memory half-way"
+            raise RuntimeError(f"SecureAFL.{call}: {got}; load the last checkpoint")
         if self._lock._is_owned():  # type: ignore[attr-defined]
             how = "a signal's handler must only note the signal, for the time after that call"
             within = "another call of this thread must have returned, got one within it"
@@ -80,7 +84,7 @@ class ServerCore:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._need_no_call("lr")
+        self._need_whole("lr")
         with self._ordered():
             with self._notify_peers:
                 config = replace(self.config, lr=value)

@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from ..config import Config
-from ..engines import fused, fused_averages
+from ..engines import fused, fused_averages, is_out_of_memory
 from ..engines.ranks import BEHIND, notify_at_start, ranks_of
 from ..validation import MOST, check, check_device, check_room, checked_device, describe, is_dense, number_in, plain
 from .checkpoints import CheckpointedServer, read_checkpoint
@@ -102,7 +101,7 @@ class SecureAFL(CheckpointedServer):
         Invalid arguments raise an error. An update on a version that is no longer kept, or before the client's turn
         (see `spacing`), returns a receipt with the reason. Neither counts as a round.
         """
-        self._need_no_call("submit")
+        self._need_whole("submit")
         with self._lock:
             self._streams.follow()
             caller, models = "SecureAFL.submit", self._models
@@ -132,12 +131,16 @@ class SecureAFL(CheckpointedServer):
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
             share = self._trials.share(client) if self._trials else 1.0
-            before = self.version, self._turns[client], self._trials.before(client) if self._trials else None
+            counts, undo_trial = self._engine.counts.clone(), self._trials.before(client) if self._trials else None
+            before = self.version, self._turns[client]
             try:
                 receipt = self._round(client, update, trained_on, staleness, share)
                 self._count_round(client)
-            except BaseException:
-                self._settle_round(client, *before)
+            except BaseException as error:
+                self.version, self._turns[client] = before
+                if undo_trial:
+                    undo_trial()
+                self._settle_round(client, counts, error)
                 raise
             return receipt
 
@@ -147,17 +150,20 @@ class SecureAFL(CheckpointedServer):
         if self._trials:
             self._trials.count_round(client)
 
-    def _settle_round(self, client: int, version: int, turn: int, undo_trial: Callable[[], None] | None) -> None:
-        """After an error, so that the round is done as a whole or not at all: the engine's part, which is one or the
-        other, may be done already. An error that a signal's handler raised comes between any two lines. Waits for the
-        device."""
-        self.version, self._turns[client] = version, turn
-        if undo_trial:
-            undo_trial()
-        if int(self._engine.counts[:2].sum()) == self._rounds_before + version + 1:
-            self._keep_finite()
-            self.version += 1
-            self._count_round(client)
+    def _settle_round(self, client: int, counts: Tensor, error: BaseException) -> None:
+        """After an error, so that the round is done as a whole or not at all: the engine's part may be done already. An
+        error that a signal's handler raised comes between any two lines. Waits for the device.
+
+        counts: those of the engine before the round, which counts every round as accepted or rejected
+        """
+        if torch.equal(counts, self._engine.counts):
+            return
+        if is_out_of_memory(error) and not self._engine.is_whole:
+            self._is_half_done = True
+            return
+        self._keep_finite()
+        self.version += 1
+        self._count_round(client)
 
     def _is_on_turn(self, client: int) -> bool:
         """Whether enough rounds of other clients have passed since the client's last one."""
@@ -187,7 +193,7 @@ class SecureAFL(CheckpointedServer):
         The model, a pooled Q and a rule's last aggregate stay: the client's part in them cannot be separated. Its turn
         stays too (see `spacing`): otherwise it could have another round sooner.
         """
-        self._need_no_call("forget")
+        self._need_whole("forget")
         with self._ordered():
             with self._notify_peers:
                 client = number_in("SecureAFL.forget", "client", client, 0, self.clients - 1)
@@ -202,7 +208,7 @@ class SecureAFL(CheckpointedServer):
         When it uploads again, it is recognized, and must pass its probation again, and a short trial (see `probation`
         and `trial`).
         """
-        self._need_no_call("leave")
+        self._need_whole("leave")
         with self._ordered():
             with self._notify_peers:
                 client = number_in("SecureAFL.leave", "client", client, 0, self.clients - 1)
@@ -222,7 +228,7 @@ class SecureAFL(CheckpointedServer):
         conflict = self._not_capturable()
         if conflict:
             raise ValueError(f"SecureAFL.enqueue: not supported with {conflict}; use submit")
-        self._need_no_call("enqueue")
+        self._need_whole("enqueue")
         check_room("SecureAFL.enqueue", self.version)
         tensors = {"client": client, "update": update, "trained_on": trained_on}
         for name, tensor in tensors.items():

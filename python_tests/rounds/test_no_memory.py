@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# A refresh needs 8 n * n numbers (10 MiB), everything else less than 1 MiB.
+# A refresh needs 8 n * n numbers (3.5 MiB), everything else less than 1 MiB.
 SCRIPT = """
 import resource, sys
 import torch
@@ -14,13 +14,13 @@ from secureafl_ext import RECOMMENDED, SecureAFL
 
 torch.set_num_threads(1)
 settings = {"support": {"rule": "support", "memory": 0, "filter": False}, "steps": RECOMMENDED | {"quorum": 0.0}}
-n, d = 400, 64
+n, d = 240, 64
 server, random = SecureAFL(torch.zeros(d), n, **settings[sys.argv[1]]), torch.Generator().manual_seed(0)
 for k in range(2 * n - 1):
     server.submit(k % n, torch.randn(d, generator=random), server.version)
 update, before = torch.randn(d, generator=random), server.state_dict()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (int(used + 1.5 * 2**20), resource.RLIM_INFINITY))
 try:
     server.submit(0, update, server.version)
     print("there was enough memory")

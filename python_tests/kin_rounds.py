@@ -98,6 +98,13 @@ class Arrivals:
         return client, update, version
 
 
+def newest_only(arrivals, server, rounds):
+    """So many (client, update, version), each on the server's newest model."""
+    for _ in range(rounds):
+        client, update, _ = arrivals.next(server)
+        yield client, update.to(server.model), server.version
+
+
 def drive(servers, arrivals, rounds, bound=1e-5):
     """Every server takes the same; they agree on each verdict and model. What the verdicts were."""
     reasons = []

@@ -9,6 +9,7 @@ from kin_rounds import (
     agree,
     arguments_of_a_round,
     drive,
+    newest_only,
     refuses,
     resumed_crosswise,
     take_turns,
@@ -115,14 +116,7 @@ def test_saved_by_one_engine_resumed_by_the_other(device, tmp_path):
 def test_enqueued_rounds_are_submitted_ones(device):
     """On a GPU they are replayed from a captured graph, the refresh too."""
     one, twin = (make(device, 9, 40, filter=False) for _ in range(2))
-    arrivals = Arrivals(9, 40, strange=False)
-
-    def uploads():
-        for _ in range(120):
-            client, update, _ = arrivals.next(twin)
-            yield client, update.to(twin.model), twin.version
-
-    enqueued_like_submitted(one, twin, uploads())
+    enqueued_like_submitted(one, twin, newest_only(Arrivals(9, 40, strange=False), twin, 120))
     assert shift_of(one).any()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kin_rounds import VARIED, Arrivals, agree, drive, resumed_crosswise, take_turns, with_dtypes
+from kin_rounds import VARIED, Arrivals, agree, drive, newest_only, resumed_crosswise, take_turns, with_dtypes
 from states import enqueued_like_submitted, identical
 from support_oracle import shifts
 
@@ -219,14 +219,7 @@ def test_a_file_with_huge_averages_gives_finite_shifts(made, value, device):
 def test_enqueued_rounds_are_submitted_ones(device):
     """On a GPU they are replayed from a captured graph, the refresh too."""
     one, twin = (make(device, 9, 40, filter=False) for _ in range(2))
-    arrivals = Arrivals(9, 40, strange=False)
-
-    def uploads():
-        for _ in range(120):
-            client, update, _ = arrivals.next(twin)
-            yield client, update.to(twin.model), twin.version
-
-    enqueued_like_submitted(one, twin, uploads())
+    enqueued_like_submitted(one, twin, newest_only(Arrivals(9, 40, strange=False), twin, 120))
     assert shift_of(one).any()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..rules.registry import RuleError
+from ..server.core import need_no_call
 from ..server.receipt import Receipt
 from ..validation import converted, name_of, number_in, shown, whole
 from .facts import bytes_of, changed_settings, check_update, digest, settings_of, sha256, weight_of
@@ -215,10 +216,7 @@ class Audited:
     def _one_call(self, method: str) -> Iterator[None]:
         """Not within another call of this thread: that of a signal's handler would take a place in the log that belongs
         to the call it interrupts."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            how = "a signal's handler must only note the signal, for the time after that call"
-            within = "another call of this thread must have returned, got one within it"
-            raise RuntimeError(f"Audited.{method}: {within}; {how}")
+        need_no_call(self._lock, f"Audited.{method}")
         with self._lock:
             yield
 

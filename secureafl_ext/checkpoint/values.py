@@ -10,8 +10,8 @@ from ..rules.row_rules import MAX_SQUARE, row_norms
 from ..rules.sums import CHUNK
 from ..validation import is_dense, is_fake
 
-# Bound on mean inner products of clipped updates, so that sums over the clients are finite. A server's own are about
-# the root of d at most, and after rounds that follow a state which `as_long` lets pass they are far below it too.
+# Bound on mean inner products of clipped updates, so that sums over the clients are finite. A server's own are at most
+# about the root of d. After any state that passes `as_long` they stay far below this bound too.
 LARGEST_MEAN = 1e150
 
 

@@ -1,6 +1,6 @@
 """Engine: the interface between the server and the object that does its rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +9,17 @@ from torch import Tensor
 from ..rules.kinship import Kinship
 from .presence import Presence
 from .ranks import NotifyPeers, Ranks
+
+
+def undo_of(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Copies these tensors. The function that it returns copies them back."""
+    copies = [(tensor, tensor.clone()) for tensor in tensors]
+
+    def undo() -> None:
+        for tensor, value in copies:
+            tensor.copy_(value)
+
+    return undo
 
 
 class Outcome(NamedTuple):

@@ -12,7 +12,7 @@ from ..rules.kinship import Kinship
 from ..rules.registry import BUILT_IN
 from ..rules.row_rules import clip_to
 from ..rules.sums import inner, squared_distance
-from .base import Outcome
+from .base import Outcome, undo_of
 from .history import History
 from .presence import Presence
 from .quantile import empty_factors, factor_weights, factors_below, forget_factors, most_below, record_factor
@@ -97,12 +97,11 @@ class Composed:
         changing = list(self._changing(client))
         if changing:
             changing.append(models[new])
-        before = [tensor.clone() for tensor in changing]
+        undo = undo_of(changing)
         try:
             return self._round(client, update, trained_on, models, now, new)
         except BaseException:
-            for tensor, value in zip(changing, before, strict=True):
-                tensor.copy_(value)
+            undo()
             raise
 
     def _changing(self, client: int | Tensor) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import _C
 from ..config import Config
-from .base import Outcome
+from .base import Outcome, undo_of
 from .fused import Fused
 from .ranks import SLICED, NotifyPeers, Ranks, gather, shard
 
@@ -43,13 +43,12 @@ class Sharded(Fused):
         message = self.ranks.padded(sums, UPDATE_SUMS), self._changes
         self._update_sums, changes = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
         if self._pending:
-            before = [tensor.clone() for tensor in self._per_client]  # none of them has coordinates
+            undo = undo_of(self._per_client)  # none of them has coordinates
             try:
                 torch.ops.secureafl.renew_(self._verdict, changes, *self._per_client, self.config.trust)
                 self._pending = False
             except BaseException:  # that of a signal's handler comes after the op
-                for tensor, value in zip(self._per_client, before, strict=True):
-                    tensor.copy_(value)
+                undo()
                 self._pending = True
                 raise
         return self._update_sums

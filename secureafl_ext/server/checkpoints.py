@@ -29,8 +29,8 @@ class CheckpointedServer(ServerCore):
 
     def _start(self, model: Tensor, clients: int, config: Config, ranks: Ranks | None) -> None:
         super()._start(model, clients, config, ranks)
-        # Taken before _lock and never while it is held: rounds go on while a file is written. Reentrant: the handler of
-        # a signal may save.
+        # Taken before _lock and never while it is held: rounds go on while a file is written. Reentrant: a signal's
+        # handler may save while a file is written, when no round can be half done.
         self._save_lock = threading.RLock()
 
     def state_dict(self) -> dict[str, Tensor | int]:

@@ -22,6 +22,13 @@ from .streams import StreamOrder
 logger = logging.getLogger(__name__)
 
 
+def need_no_call(lock: threading.RLock, caller: str) -> None:
+    """An error if this thread holds the lock already: it is in the handler of a signal, which came within a call."""
+    if lock._is_owned():  # type: ignore[attr-defined]
+        how = "a signal's handler must only note the signal, for the time after that call"
+        raise RuntimeError(f"{caller}: another call of this thread must have returned, got one within it; {how}")
+
+
 class ServerCore:
     """Base of SecureAFL. It has no constructor of its own: SecureAFL calls `_start`."""
 
@@ -67,10 +74,7 @@ class ServerCore:
         if self._is_half_done and call != "load_state_dict":
             got = "the last round must be whole, got one that ran out of memory half-way"
             raise RuntimeError(f"SecureAFL.{call}: {got}; load the last checkpoint")
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            how = "a signal's handler must only note the signal, for the time after that call"
-            within = "another call of this thread must have returned, got one within it"
-            raise RuntimeError(f"SecureAFL.{call}: {within}; {how}")
+        need_no_call(self._lock, f"SecureAFL.{call}")
 
     def _agree(self, call: str, facts: Mapping[str, int]) -> None:
         """With a process group: all ranks make this call, and the last round is finished."""

@@ -54,7 +54,7 @@ def kept_by_group(products):
     """(c): the share of its weight that a client keeps: less in a group that is too large. And the usual size."""
     sizes = sorted(each := [1 + row.sum() for row in likeness(products)])
     usual, low = np.median(sizes), sizes[(len(sizes) - 1) // 4]
-    largest = max(usual * (1 + s.GROUP), usual + s.GROUP_SPREADS * (usual - low))
+    largest = max(usual * (1 + s.GROUP), usual + s.GROUP_SPREADS * (usual - low), s.GROUP_LEAST * len(each))
     # Beyond the bound and a fifth a group has, all together, GROUP_LEFT of the weight of a usual one.
     ends = [min(1, s.GROUP_LEFT * usual / size) for size in each]
     shares = [np.interp(size, [largest, s.GROUP_END * largest], [1, end]) for size, end in zip(each, ends, strict=True)]

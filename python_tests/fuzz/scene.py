@@ -28,7 +28,8 @@ SETTINGS = ("lr", "quantile", "max_norm", "trust", "rule", "trim", "filter", "es
 BOUND_NAMES = ("span", "known", "kin", "crowd", "turned", "least", "least_sum", "least_apart", "near")
 SUPPORT_NAMES = (
     "cut", "crowd", "crowd_least", "odd", "odd_least", "kin", "short_square", "few_kin", "short_level", "fade", "again",
-    "most", "group", "group_spreads", "group_end", "group_left", "opposed", "opposed_end", "fill", "apart", "apart_end",
+    "most", "group", "group_spreads", "group_least", "group_end", "group_left", "opposed", "opposed_end", "fill",
+    "apart", "apart_end",
 )  # fmt: skip
 AVERAGED = {"kinship": FusedKinship, "support": FusedSupport}  # rules
 ROW_OPS = {"kin_step_": ("kinship",), "support_step_": ("support",), "row_step_": row_rules.RULES}

@@ -127,3 +127,15 @@ def test_groups_of_different_size_keep_their_weight():
         patch.setattr(support, "GROUP_SPREADS", 0.0)
         patch.setattr(support, "GROUP_LEFT", 0.0)
         assert support.kept_by_group(sizes_of(rows)).min() < 0.7
+
+
+def test_a_group_of_four_in_fifty_keeps_its_weight_where_hardly_anyone_is_alike():
+    """As after harm: the updates of the harmed classes are long and alike, all others are mostly noise."""
+    sizes = torch.ones(50, dtype=torch.float64)
+    sizes[:4] = 4
+    assert support.kept_by_group(sizes).min() == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(support, "GROUP_LEAST", 0.0)
+        assert support.kept_by_group(sizes)[:4].max() < 0.5
+    sizes[:6] = 6  # more than GROUP_LEAST of the clients, and more than the usual
+    assert support.kept_by_group(sizes)[:6].max() < 0.5

@@ -20,7 +20,7 @@ def bounds() -> tuple[float, ...]:
     return (
         *(support.CUT, support.CROWD, support.CROWD_LEAST, support.ODD, support.ODD_LEAST, support.KIN),
         *(support.SHORT_SQUARE, support.FEW_KIN, support.SHORT_LEVEL, support.FADE, support.AGAIN, support.MOST),
-        *(support.GROUP, support.GROUP_SPREADS, support.GROUP_END, support.GROUP_LEFT),
+        *(support.GROUP, support.GROUP_SPREADS, support.GROUP_LEAST, support.GROUP_END, support.GROUP_LEFT),
         *(support.OPPOSED, support.OPPOSED_END, support.FILL, support.APART, support.APART_END),
     )
 

@@ -35,6 +35,7 @@ ODD = 2.5  # the same for the directions of the residuals
 ODD_LEAST = 0.3
 GROUP = 0.25  # a client's group may be larger than the usual one by this share; if it is larger still, it loses weight
 GROUP_SPREADS = 2.0  # or by this many times (median size - lower quartile), if that is more
+GROUP_LEAST = 0.08  # and in any case this share of the clients that count: harm makes the usual group small
 GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
 GROUP_LEFT = 0.7  # not with nothing: what honest clients without weight know is not learned, and their group grows
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
@@ -169,6 +170,7 @@ def kept_by_group(sizes: Tensor) -> Tensor:
     usual = median(sizes)
     quartile = sizes.sort().values[(len(sizes) - 1) // 4]
     largest = usual + torch.maximum(GROUP * usual, GROUP_SPREADS * (usual - quartile))
+    largest = largest.clamp(min=GROUP_LEAST * len(sizes))
     left = (GROUP_LEFT * usual / sizes).clamp(max=1)
     return left + (1 - left) * ((GROUP_END - sizes / largest) / (GROUP_END - 1)).clamp(0, 1)
 

@@ -56,8 +56,8 @@ RowsOutcome mean_step(const Tensor& update, const Tensor& client, const Tensor& 
                       int64_t span, double least_share, double noisy, int64_t every, double cut, double crowd,
                       double crowd_least, double odd, double odd_least, double kin, double short_square, double few_kin,
                       double short_level, double fade, double again, double most, double group, double group_spreads,
-                      double group_end, double group_left, double opposed, double opposed_end, double fill,
-                      double apart, double apart_end) {
+                      double group_least, double group_end, double group_left, double opposed, double opposed_end,
+                      double fill, double apart, double apart_end) {
   constexpr const char* op = "mean_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, rounds};
@@ -86,9 +86,9 @@ RowsOutcome mean_step(const Tensor& update, const Tensor& client, const Tensor& 
   r.least_share = least_share;
   r.max_noise = noisy;
   r.every = every;
-  const SupportBounds bounds{cut,       crowd,       crowd_least, odd,         odd_least, kin,   short_square,
-                             few_kin,   short_level, fade,        again,       most,      group, group_spreads,
-                             group_end, group_left,  opposed,     opposed_end, fill,      apart, apart_end};
+  const SupportBounds bounds{cut,         crowd,   crowd_least, odd,  odd_least, kin,           short_square, few_kin,
+                             short_level, fade,    again,       most, group,     group_spreads, group_least,  group_end,
+                             group_left,  opposed, opposed_end, fill, apart,     apart_end};
   const Refresh refresh{n, bounds, nullptr, nullptr, mutable_data<double>(basis), mutable_data<double>(shift)};
   device.mean_step(r, refresh, models);
   return outcome;

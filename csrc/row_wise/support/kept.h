@@ -75,8 +75,8 @@ SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const Refres
 }
 
 // kept (n): the share of its weight that a client keeps. A group may be larger than the median size by a share of it,
-// or by some spreads if the sizes differ more. The spread is taken from the lower half: attackers that form a large
-// group are not in it.
+// or by some spreads if the sizes differ more, and may have a certain share of all clients in any case. The spread is
+// taken from the lower half: attackers that form a large group are not in it.
 template <typename Team>
 SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const RefreshTables& t, int count) {
   const int n = static_cast<int>(r.n);
@@ -91,7 +91,8 @@ SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const Refresh
   team.sync();
   const double median_size = median_of(team, t.kept, n, t.parts);
   const double quartile = value_of_rank(team, t.kept, n, (count - 1) / 4, t.parts + 2);
-  const double largest = median_size + fmax(b.group * median_size, b.group_spreads * (median_size - quartile));
+  const double more = fmax(b.group * median_size, b.group_spreads * (median_size - quartile));
+  const double largest = fmax(median_size + more, b.group_least * count);
   SECUREAFL_NO_UNROLL
   for (int i = team.rank(); i < n; i += Team::kSize) {
     const double size = t.kept[i], left = fmin(b.group_left * median_size / size, 1.0);

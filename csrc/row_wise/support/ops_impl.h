@@ -17,8 +17,8 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
                          int64_t quorum, int64_t span, int64_t every, double cut, double crowd, double crowd_least,
                          double odd, double odd_least, double kin, double short_square, double few_kin,
                          double short_level, double fade, double again, double most, double group, double group_spreads,
-                         double group_end, double group_left, double opposed, double opposed_end, double fill,
-                         double apart, double apart_end) {
+                         double group_least, double group_end, double group_left, double opposed, double opposed_end,
+                         double fill, double apart, double apart_end) {
   constexpr const char* op = "support_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, rounds, &products, &similarity, &met, "similarity"};
@@ -41,9 +41,9 @@ RowsOutcome support_step(const Tensor& update, const Tensor& client, const Tenso
   r.bounds.span = static_cast<double>(span);  // the others are kinship's; every client that counts is known
   r.presence = presence.view(alone);
   r.shift = data<double>(shift);
-  const SupportBounds bounds{cut,       crowd,       crowd_least, odd,         odd_least, kin,   short_square,
-                             few_kin,   short_level, fade,        again,       most,      group, group_spreads,
-                             group_end, group_left,  opposed,     opposed_end, fill,      apart, apart_end};
+  const SupportBounds bounds{cut,         crowd,   crowd_least, odd,  odd_least, kin,           short_square, few_kin,
+                             short_level, fade,    again,       most, group,     group_spreads, group_least,  group_end,
+                             group_left,  opposed, opposed_end, fill, apart,     apart_end};
   const Refresh refresh{n, bounds, r.means, nullptr, mutable_data<double>(basis), mutable_data<double>(shift)};
   device.support_step(r, refresh, every, models);
   return outcome;

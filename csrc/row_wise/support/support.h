@@ -16,7 +16,7 @@ constexpr int kStages = 3;  // the crowd, the odd ones, what is left of the crow
 // The constants of secureafl_ext/rules/support.py, in the same order.
 struct SupportBounds {
   double cut, crowd, crowd_least, odd, odd_least, kin, short_square, few_kin, short_level, fade, again, most;
-  double group, group_spreads, group_end, group_left, opposed, opposed_end, fill, apart, apart_end;
+  double group, group_spreads, group_least, group_end, group_left, opposed, opposed_end, fill, apart, apart_end;
 };
 
 struct Refresh {

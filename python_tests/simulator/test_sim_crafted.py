@@ -263,6 +263,19 @@ def test_decoys_follow_each_push():
         assert all(abs(cosine(one, other)) < 0.5 for other in (*decoys[:i], up))
 
 
+def test_each_attacker_begins_with_a_push_when_another_has_fallen_silent():
+    """With `silence=3` a client ends after push, decoy, push: the next one's first upload is no decoy."""
+    run = scenes.scene()
+    attack = make("crafted", run, strength=3.0, honest_part=False, decoys=1, silence=3)
+    one, other = run.malicious[:2].tolist()
+    pushes = []
+    for t, client in enumerate((one, one, one, other, other)):
+        view = scenes.view(run, attack, client, t, progress=t / 6)
+        attack.before()
+        pushes.append(np.linalg.norm(attack.update(view).double().numpy()) / median_norm(seen(run, view)) > 2)
+    assert pushes == [True, False, True, True, False]
+
+
 @pytest.mark.parametrize("decoys", [-1, 101])
 def test_a_wrong_number_of_decoys_is_refused(decoys):
     with pytest.raises(ValueError, match=f"crafted: decoys must be 0 to 100, got {decoys}"):

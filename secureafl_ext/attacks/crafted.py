@@ -90,7 +90,7 @@ class Crafted:
         self.part = part if mosaic else None  # (d): the squad that pushes a coordinate
         self.turns, self.random = decoys + 1, random  # uploads of a client in a row
         self.order = self._in_a_row if decoys else None
-        self.round = scene.zeros(1, dtype=torch.int64)  # malicious rounds so far
+        self.sent = scene.zeros(len(scene.malicious), dtype=torch.int64)  # uploads of each attacker so far
         self.decoy = scene.zeros(size if decoys else 0)
 
     def before(self) -> None:
@@ -121,8 +121,9 @@ class Crafted:
         harmful = base + unit.to(push.dtype) * push
         if self.order:
             decoy = self.decoy * (unit / norm(self.decoy)).to(push.dtype)
-            harmful = torch.where(self.round % self.turns == 0, harmful, decoy)
-            self.round += 1
+            rank = self.scene.rank(view.client)
+            harmful = torch.where(self.sent[rank] % self.turns == 0, harmful, decoy)
+            self.sent.index_add_(0, rank, torch.ones_like(rank))
         return torch.where(self.timing.attacks(view.progress), harmful, own)
 
     def _push(self, sight: Sight) -> Tensor:

@@ -121,6 +121,23 @@ def test_the_schedule_sets_its_rate_and_leaves_the_servers():
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.001 and len(set(rates)) == 4
 
 
+@pytest.mark.parametrize("defense", ["zeno++", "secureafl"])
+def test_rules_and_attacks_are_told_the_rate_of_the_schedule(defense, monkeypatch):
+    """Zeno++ weighs an update by the step that it becomes; 3DFed divides a change of the model by it."""
+    how = {"optimizer": "adam", "schedule": "cosine", "lr": 0.01, "defense": defense, "attack": "adaptive"}
+    rounds = Rounds(Settings(rounds=40, evaluations=4, **how, device="cpu").resolve())
+    told, update = [], rounds.attack.update
+    monkeypatch.setattr(rounds.attack, "update", lambda view: told.append(float(view.lr)) or update(view))
+    if defense == "zeno++":
+        judge = rounds.server.rule.judge
+        monkeypatch.setattr(rounds.server.rule, "judge", lambda came: told.append(float(came.lr)) or judge(came))
+    for _ in range(4):
+        told.clear()
+        rounds.advance(10)
+        assert told and set(told) == {float(rounds.adam.rate)}
+    assert told[0] < 0.001
+
+
 def test_it_is_recorded():
     outcome = run(Settings(rounds=4, evaluations=1, optimizer="adam", lr=0.01, defense="async-sgd", device="cpu"))
     assert (outcome.settings.optimizer, outcome.settings.decay) == ("adam", 0.0)

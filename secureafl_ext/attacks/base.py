@@ -73,7 +73,7 @@ class View:
     server: Server  # full knowledge of the defense; only `adaptive` reads it
     staleness: Tensor  # () float64: versions between `model` and `current`
     progress: Tensor  # () float64: the share of the run that is done, 0 or more, below 1
-    lr: float  # the server's step size in this round
+    lr: float | Tensor  # the server's step size in this round; a tensor () if it follows a schedule on the device
 
 
 class Attack(Protocol):

@@ -116,7 +116,7 @@ def past_sageflow(rule: Sageflow, server: RuleServer, view: View, mean: Tensor, 
     sent = wish = mean + push
     for share in reversed(TRIALS):
         trial = mean + share * push
-        _, entropy = rule.trusted.evaluate(start - server.lr * trial)
+        _, entropy = rule.trusted.evaluate(start - server.step_size * trial)
         sent = torch.where(entropy < rule.bound, trial, sent)
     return torch.where(rule.rounds < rule.warmup, wish, sent)
 
@@ -124,7 +124,7 @@ def past_sageflow(rule: Sageflow, server: RuleServer, view: View, mean: Tensor, 
 def past_zeno(rule: Zeno, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
     """The edge of its cone. The norm does not matter, because the rule rescales it."""
     reference = trusted_gradient(rule, server, view)
-    edge = rule.rho / server.lr - rule.eps / norm(reference) ** 2 + ASIDE
+    edge = rule.rho / server.step_size - rule.eps / norm(reference) ** 2 + ASIDE
     return cone(mean + push, reference, edge.clamp(-INSIDE, INSIDE))
 
 

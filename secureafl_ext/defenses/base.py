@@ -26,7 +26,7 @@ class Arrival:
     trained_on: Tensor  # (d) the model that the client trained on
     staleness: Tensor  # () float64: versions between these two models
     refresh: bool  # whether a rule with a trusted gradient must renew it in this round
-    lr: float
+    lr: float | Tensor  # the model moves by this times the step; a tensor () if it follows a schedule on the device
 
 
 class Verdict(NamedTuple):

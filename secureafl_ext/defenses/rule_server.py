@@ -16,6 +16,8 @@ class RuleServer:
     """A flat model that moves along the steps of a rule."""
 
     capturable = True
+    # () what the model really moves by in a round: set by who scales the steps afterwards, as the simulator's Adam does
+    scaled_lr: Tensor | None = None
 
     def __init__(self, rule: Rule, name: str, model: Tensor, clients: int, lr: float, max_staleness: int):
         self.rule, self.name, self.clients, self.lr, self.max_staleness = rule, name, clients, lr, max_staleness
@@ -27,6 +29,10 @@ class RuleServer:
         # Every number that a rule can get, as a tensor: a copy from the host could not be captured in a CUDA graph.
         self._clients = torch.arange(clients, device=model.device).split(1)
         self._delays = torch.arange(max_staleness + 1, dtype=torch.float64, device=model.device).unbind()
+
+    @property
+    def step_size(self) -> float | Tensor:
+        return self.lr if self.scaled_lr is None else self.scaled_lr
 
     @property
     def model(self) -> Tensor:
@@ -70,7 +76,7 @@ class RuleServer:
         """The update as the rule receives it in this round."""
         finite = update.isfinite().all()
         known = torch.where(finite, update, 0)  # a rule never evaluates a NaN on trusted samples
-        return Arrival(client, known, finite, self.model, trained_on, staleness, self.refreshes(), self.lr)
+        return Arrival(client, known, finite, self.model, trained_on, staleness, self.refreshes(), self.step_size)
 
     def forget(self, client: int) -> None:
         """Erase the memory of a client, so that another client can take its number."""

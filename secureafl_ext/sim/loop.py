@@ -58,6 +58,8 @@ class Rounds:
             self.server = make(settings.delay, trusted, **options)
         model = self.server.model
         self.adam = Adam(model, settings.lr, settings.decay) if settings.optimizer == "adam" else None
+        if self.adam and isinstance(self.server, defenses.RuleServer):
+            self.server.scaled_lr = self.adam.rate
         self.net.scale, self.net.clip = self.adam.scale if self.adam else None, settings.clip
         self.past = model.repeat(settings.delay + 1, 1)
         self.attack = attacks.make(settings.attack, federation.scene, **settings.attack_options)
@@ -160,8 +162,8 @@ class Rounds:
         self.extra_at += 1
         own = torch.cat([row[HEAD:][None], more[: self.attack.own - 1]])
         honest, server = more[self.attack.own - 1 :], self.server
-        progress = row[4].double() / self.settings.rounds
-        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double(), progress, server.lr)
+        progress, lr = row[4].double() / self.settings.rounds, self.adam.rate if self.adam else server.lr
+        return View(row[:1], trained_on, server.model, own, honest, server, row[3].double(), progress, lr)
 
     def evaluate(self) -> Point:
         model, trigger = self.server.model, self.attack.trigger

@@ -68,9 +68,8 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "bool receive, bool store_all, bool hold, int expiry, int probation, bool alone, int quorum, int span, "
       "int every, float cut, float crowd, float crowd_least, float odd, float odd_least, float kin, "
       "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
-      "float group_spreads, float group_least, float group_end, float group_left, float opposed, float opposed_end, float fill, "
-      "float apart, float apart_end) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "float group_spreads, float group_least, float group_end, float group_left, float opposed, float opposed_end, "
+      "float fill, float apart, float apart_end) -> (Tensor, Tensor, Tensor, Tensor)");
   // row_wise/mean_steps/mean_steps.cuh, row_wise/mean_steps/mean_steps_cpu.h; the round itself as kin_step_
   m.def(
       "mean_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
@@ -81,8 +80,8 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
       "bool receive, bool store_all, bool hold, int expiry, int probation, int quorum, int span, float least_share, "
       "float noisy, int every, float cut, float crowd, float crowd_least, float odd, float odd_least, float kin, "
       "float short_square, float few_kin, float short_level, float fade, float again, float most, float group, "
-      "float group_spreads, float group_least, float group_end, float group_left, float opposed, float opposed_end, float fill, "
-      "float apart, float apart_end) -> (Tensor, Tensor, Tensor, Tensor)");
+      "float group_spreads, float group_least, float group_end, float group_left, float opposed, float opposed_end, "
+      "float fill, float apart, float apart_end) -> (Tensor, Tensor, Tensor, Tensor)");
   // row_wise/row_rules/weights.h; the round itself as kin_step_
   m.def(
       "row_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "

@@ -65,11 +65,12 @@ def test_a_sketch_stays_finite_and_garbage_stays_garbage():
     assert not sketch.of(torch.full((300,), torch.nan)).isfinite().any()
 
 
-@pytest.mark.parametrize("block", [1, 700, 2**26])
+@pytest.mark.parametrize(("block", "kept"), [(1, 0), (700, 0), (700, 2**27), (2**24, 2**27)])
 @pytest.mark.parametrize(("clients", "width", "groups"), [(40, 16, 5), (90, 24, 6), (64, 64, 1)])
-def test_shifts_are_those_of_the_inner_products(clients, width, groups, block, monkeypatch):
+def test_shifts_are_those_of_the_inner_products(clients, width, groups, block, kept, monkeypatch):
     """Directions from k x k products and blocks of rows, against support.shifts of the whole n x n products."""
     monkeypatch.setattr(sketched_support, "BLOCK", block)
+    monkeypatch.setattr(sketched_support, "KEPT", kept)
     random = torch.Generator().manual_seed(clients)
     noise = torch.randn(clients + groups, width, generator=random, dtype=torch.float64) / width**0.5
     rows = 0.6 * noise[:groups].repeat(clients // groups + 1, 1)[:clients] + 0.3 * noise[groups:]

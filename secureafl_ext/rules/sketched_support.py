@@ -14,7 +14,8 @@ from . import support
 from .row_rules import MAX_SQUARE
 from .similarity import SPAN
 
-BLOCK = 2**26  # inner products that are in memory at once
+BLOCK = 2**24  # inner products that are computed at once
+KEPT = 2**27  # a table of at most so many is kept for the next pass over it: 1 GB, 11,585 clients
 
 
 class SketchedSupport:
@@ -104,16 +105,42 @@ class Rest:
         self.cuts.append((own, loadings))
 
 
+class Kin:
+    """support.signed_kin of the inner products of rows (c, k), some rows (b, c) of it at a time, with their slice.
+
+    All of it, (c, c), may not fit into memory: then each pass computes it again.
+    """
+
+    def __init__(self, rows: Tensor):
+        self.units = rows / rows.square().sum(1).clamp(min=support.SHORT_SQUARE).sqrt()[:, None]
+        self.kept = list(self._blocks()) if len(rows) ** 2 <= KEPT else None
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        return self._blocks() if self.kept is None else iter(self.kept)
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        numbers = torch.arange(len(self.units), device=self.units.device)
+        for some in numbers.split(max(1, BLOCK // len(numbers))):
+            signed = support.signed_weights(self.units[some] @ self.units.T)
+            signed[some - some[0], some] = 0
+            yield slice(int(some[0]), int(some[-1]) + 1), signed
+
+
 def shifts(rows: Tensor) -> Tensor:
     """(c) float64: as support.shifts of the inner products of these rows (c, k), which would be (c, c)."""
-    sizes = torch.cat([support.group_sizes(signed) for _, signed in kin_blocks(rows)])
-    kept = support.kept_by_vote(sizes, lambda votes: torch.cat([signed @ votes for _, signed in kin_blocks(rows)]))
+    kept = kept_by_kin(Kin(rows))
     crowd = max(support.CROWD_LEAST, support.CROWD * float(level(rows - rows.mean(0))))
     rest = Rest(rows)
     cut_crowd(rest, crowd)
     kept = kept * support.kept_by_distance(cut_odd(rest))
     cut_crowd(rest, support.AGAIN * crowd)
     return support.final_shift(rest.shift, kept)
+
+
+def kept_by_kin(kin: Kin) -> Tensor:
+    """(c): support.kept_by_vote."""
+    sizes = torch.cat([support.group_sizes(signed) for _, signed in kin])
+    return support.kept_by_vote(sizes, lambda votes: torch.cat([signed @ votes for _, signed in kin]))
 
 
 def cut_crowd(rest: Rest, least: float) -> None:
@@ -125,12 +152,12 @@ def cut_crowd(rest: Rest, least: float) -> None:
 def cut_odd(rest: Rest) -> Tensor:
     """The same for the residuals, each row minus the weighted mean of its kin. Returns (c, r): their
     loadings along the directions that were cut."""
-    rows = rest.rows
-    residuals = rows - torch.cat([share @ rows for _, share in kin_shares(rows)])
+    rows, kin = rest.rows, Kin(rest.rows)
+    residuals = rows - torch.cat([support.shares_of_kin(signed) @ rows for _, signed in kin])
     values, directions = large_eigenvectors(residuals, max(support.ODD_LEAST, support.ODD * float(level(residuals))))
     loadings = residuals @ directions
     along = loadings / values
-    of_kin = sum((share.T @ along[part] for part, share in kin_shares(rows)), torch.zeros_like(along))
+    of_kin = sum((support.shares_of_kin(signed).T @ along[part] for part, signed in kin), torch.zeros_like(along))
     rest.cut(directions, along - of_kin)
     return loadings
 
@@ -146,20 +173,3 @@ def level(rows: Tensor) -> Tensor:
     sums = (rows @ (rows.T @ rows) * rows).sum(1)  # of the squared inner products of each row with all
     own = sums / rows.square().sum(1).clamp(min=support.SHORT_LEVEL)
     return support.median_of(own, torch.ones_like(own, dtype=torch.bool))
-
-
-def kin_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """support.signed_kin of the inner products of the rows (c, k), some rows (b, c) at a time, with their slice."""
-    norms = rows.square().sum(1).clamp(min=support.SHORT_SQUARE).sqrt()
-    units, numbers = rows / norms[:, None], torch.arange(len(rows), device=rows.device)
-    for some in numbers.split(max(1, BLOCK // len(rows))):
-        signed = support.signed_weights(units[some] @ units.T)
-        signed[some - some[0], some] = 0
-        yield slice(int(some[0]), int(some[-1]) + 1), signed
-
-
-def kin_shares(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The shares of a row's kin in their mean: kin_blocks, divided by their sums. Computed at each call: all of them
-    together, (c, c), may not fit into memory."""
-    for part, signed in kin_blocks(rows):
-        yield part, support.shares_of_kin(signed)

@@ -27,8 +27,10 @@ def rounds(name, kind="grey", device="cpu", seed=0, number=3, **options):
     run = scenes.scene(kind, device, seed)
     attack, server = make(name, run, **options), scenes.server(scenes.scene(kind, device), "async-sgd")
     sent = []
-    for t in range(number):
-        client = scenes.MALICIOUS[t % 3]
+    clients = torch.tensor([scenes.MALICIOUS[t % 3] for t in range(number)])
+    if order := getattr(attack, "order", None):
+        clients = order(clients)
+    for t, client in enumerate(clients.tolist()):
         view = scenes.view(run, attack, client, t, server)
         attack.before()
         sent.append(attack.update(view))

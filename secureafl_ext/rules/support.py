@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from .row_rules import median_of
 from .similarity import Similarity
@@ -230,7 +231,7 @@ def signed_kin(products: Tensor) -> Tensor:
 
 def signed_weights(cosines: Tensor) -> Tensor:
     """The same from the cosines of mean updates: 0 from -KIN to KIN, then up to 1 and down to -1."""
-    return cosines.sign() * ((cosines.abs() - KIN) / (1 - KIN)).clamp(0, 1)
+    return F.softshrink(cosines, KIN).div_(1 - KIN).clamp_(-1, 1)
 
 
 def group_sizes(signed: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
     assert len({reason.split(",")[0] for reason in reasons}) >= (3 if settings.get("filter") is False else 4)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 50, 127, 1000, 1024])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 31, 32, 33, 50, 127, 1024])
 def test_any_number_of_clients(device, n):
     plain, ours = oracle(n, 40), make(device, n, 40)
     drive((plain, ours), Arrivals(n, 40), 80)

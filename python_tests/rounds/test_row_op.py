@@ -63,7 +63,7 @@ def same_centre(ours, theirs):
 @pytest.mark.parametrize("rule", ROBUST)
 def test_rounds_are_those_of_plain_ops_in_float64(device, rule, settings):
     ours, plain = make(device, 12, 75, rule, **settings), oracle(12, 75, rule, **settings)
-    reasons = drive((plain, ours), Arrivals(12, 75), 150)
+    reasons = drive((plain, ours), Arrivals(12, 75), 90)
     assert len(set(reasons)) > 2
     agree(ours, plain)
     same_centre(ours, plain)

@@ -119,7 +119,7 @@ def of_ones(count):
     return dict.fromkeys(map(str, range(count)), 1)
 
 
-METRICS = {  # Functions: every test process reads this table, and so many entries take seconds.
+METRICS = {  # Functions: every test process reads this table, and a million entries take seconds.
     "a list": (lambda: [MetricRecord({"client": [1, 2], "malicious": [0.5]})], {"client": [1, 2], "malicious": [0.5]}),
     "an infinite number": (lambda: [MetricRecord({"client": -math.inf})], {"client": -math.inf}),
     "half a client": (lambda: [MetricRecord({"client": 0.5})], {"client": 0.5}),
@@ -128,7 +128,7 @@ METRICS = {  # Functions: every test process reads this table, and so many entri
     "a long name": (lambda: [MetricRecord({"a" * 10**6: 1, "b": 2})], {"b": 2}),
     "a name for a terminal": (lambda: [MetricRecord({"\x1b[2J": 1, "b": 2})], {"b": 2}),
     "a long list": (lambda: [MetricRecord({"a": 1, "b": [0.0] * 10**6, "c": 2})], {"a": 1}),
-    "100,000 entries": (lambda: [MetricRecord(of_ones(10**5))], of_ones(1000)),
+    "a million entries": (lambda: [MetricRecord(of_ones(10**6))], of_ones(1000)),
     "no metrics": (lambda: [ConfigRecord({"client": "text"})], {}),
 }
 

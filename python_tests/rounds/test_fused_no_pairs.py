@@ -58,7 +58,7 @@ def test_what_is_not_fused_has_a_name():
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_equals_the_composed_round(device, rule, settings):
     plain, ours = pair(device, 12, 75, memory=0, **rule, **settings)
-    drive((plain, ours), Arrivals(12, 75), 90)
+    drive((plain, ours), Arrivals(12, 75), 150)
     agree(ours, plain)
     assert ours.stats() == plain.stats() and ours.stats()["capped"] == ours.stats()["fallbacks"] == 0
 

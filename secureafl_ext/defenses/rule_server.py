@@ -16,7 +16,7 @@ class RuleServer:
     """A flat model that moves along the steps of a rule."""
 
     capturable = True
-    # () what the model really moves by in a round: set by who scales the steps afterwards, as the simulator's Adam does
+    # (): the step size of this round if the caller scales the steps afterwards, as the simulator's Adam does
     scaled_lr: Tensor | None = None
 
     def __init__(self, rule: Rule, name: str, model: Tensor, clients: int, lr: float, max_staleness: int):

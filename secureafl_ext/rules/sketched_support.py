@@ -138,7 +138,7 @@ def shifts(rows: Tensor) -> Tensor:
 
 
 def kept_by_kin(kin: Kin) -> Tensor:
-    """(c): support.kept_by_vote."""
+    """(c): support.kept_by_vote of the clients. When it returns, the table is freed: the next one is as large."""
     sizes = torch.cat([support.group_sizes(signed) for _, signed in kin])
     return support.kept_by_vote(sizes, lambda votes: torch.cat([signed @ votes for _, signed in kin]))
 

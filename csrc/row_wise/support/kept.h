@@ -75,7 +75,7 @@ SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const Refres
 }
 
 // kept (n): the share of its weight that a client keeps. A group may be larger than the median size by a share of it,
-// or by some spreads if the sizes differ more, and may have a certain share of all clients in any case. The spread is
+// or by some spreads if the sizes differ more. A group of group_least of the clients is never too large. The spread is
 // taken from the lower half: attackers that form a large group are not in it.
 template <typename Team>
 SECUREAFL_FN void judge_groups(const Team& team, const Refresh& r, const RefreshTables& t, int count) {

@@ -35,6 +35,7 @@ MOST_EPOCHS = 2**20  # of a trial
 WINDOW = 32  # factors kept per client by default
 EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
+HISTORY_DEVICES = ("model", "cpu")
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 REASONS = (
@@ -96,6 +97,7 @@ CHECKS = {
     "spacing": COUNT,
     "step": one_of(STEPS),
     "history_dtype": one_of(DTYPES, dtype_name),
+    "history_device": one_of(HISTORY_DEVICES),
     "filter": FLAG,
     "estimate": FLAG,
     "receive": FLAG,
@@ -175,6 +177,10 @@ class Config:
     history_dtype: str = "float32"
     """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32. float64 is
     for a float64 model, and for all of the history."""
+    history_device: str = "model"
+    """Where last updates, last models and pairs are kept. "model": where the model is. "cpu": with a model on a GPU in
+    page-locked memory of the host, for a history that does not fit the GPU; rounds read and write it over the bus.
+    Results are the same, bit for bit."""
     filter: bool = True
     """Reject updates by their Lipschitz factor."""
     estimate: bool = True
@@ -235,6 +241,7 @@ class Config:
         weighs = self.rule in averaged and self.estimate and self.receive
         need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
         sketched = self.rule == "support" and self.step == "received" and not self.memory
+        need(self.history_device == "model" or not self.sketch, "history_device", f"'model' with sketch={self.sketch}")
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
         plain = self.averages == "uploads"
         need(plain or sketched, "averages", "'uploads' unless rule='support', step='received' and memory=0")

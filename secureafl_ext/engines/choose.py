@@ -20,6 +20,8 @@ def check_engine(config: Config, clients: int, dtype: torch.dtype, device: torch
         raise ValueError(f"SecureAFL: history_dtype must be float64 like model, got {config.history_dtype}")
     if config.rule == "trimmed_mean" and 2 * config.trim >= clients:
         raise ValueError(f"SecureAFL: trim must leave a client, 2 * trim < {clients}, got {config.trim}")
+    if config.history_device == "cpu" and device.type not in ("cpu", "cuda"):
+        raise ValueError(f"SecureAFL: history_device must be 'model' for a model on {device.type}, got 'cpu'")
     if sharded and config.sketch:
         raise ValueError(f"SecureAFL: sketch must be 0 with process_group, got {config.sketch}")
     conflict = fused.unsupported(config, clients, device)
@@ -73,5 +75,8 @@ def too_large(config: Config, clients: int, size: int, device: torch.device) -> 
         f"{models / 1e9:.3g} GB for {config.max_staleness + 2} models of {size} parameters",
     )
     less = "memory=0, history_dtype=torch.float16, or a sketch need less" if config.memory else "a sketch needs less"
+    if device.type == "cuda" and config.history_device == "model":
+        less += "; history_device='cpu' keeps last updates, last models and pairs in the host's memory"
     needed = f"{(pairs + last + models) / 1e9:.3g} GB"
-    return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {device}: {', '.join(parts)}; {less}")
+    place = f"{device} and the host's memory" if config.history_device == "cpu" else device
+    return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {place}: {', '.join(parts)}; {less}")

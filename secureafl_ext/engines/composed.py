@@ -46,7 +46,7 @@ class Composed:
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         self.config, self.clients, self.lr = config, clients, config.lr
-        self.history = History(clients, config.memory, size, config.dtype, device)
+        self.history = History(clients, config.memory, size, config.dtype, device, config.history_device)
         self.factors, self.recorded, self.factor_counts = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)

@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import _C
 from ..config import COUNTS, Config
 from .base import Outcome
+from .host_memory import history_zeros
 from .presence import Presence, settings_of
 from .quantile import empty_factors, forget_factors
 
@@ -71,8 +72,10 @@ class Fused:
         columns = _C.tile_columns(device.type == "cuda", clients, m)
         n = padded(clients, config, device)
         tiles = -(-size // columns)
-        self.slots = zeros(tiles, 2 * m, n, columns, dtype=config.pair_dtype)  # y's, then s's
-        self.last = zeros(tiles, 2, n, columns)  # w, then g
+        where = config.history_device
+        pairs = tiles, 2 * m, n, columns
+        self.slots = history_zeros(where, *pairs, dtype=config.pair_dtype, device=device)  # y's, then s's
+        self.last = history_zeros(where, tiles, 2, n, columns, dtype=torch.float32, device=device)  # w, then g
         self.scales = zeros(n, 2 * m) + 1  # the stored values of a slot are multiplied by this
         self.gram = zeros(n, m * (2 * m + 1), dtype=torch.float64)  # inner products of the slots
         self.along = zeros(n, 2 * m + 2, dtype=torch.float64)  # slots . x, x . x, g . g, with x = model - w

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .host_memory import history_zeros
 
 CURVATURE = 1e-8  # a pair is kept only if s.y > CURVATURE * s.s: otherwise its Hessian is not positive definite
 
@@ -15,11 +16,16 @@ class History:
     pairs: (n) int64    seen: (n) bool
     """
 
-    def __init__(self, clients: int, memory: int, size: int, dtype: torch.dtype, device: torch.device):
-        self.last_updates = torch.zeros(clients, size, dtype=dtype, device=device)
-        self.last_models = torch.zeros_like(self.last_updates)
-        self.dw = torch.zeros(clients, memory, size, dtype=dtype, device=device)
-        self.dg = torch.zeros_like(self.dw)
+    def __init__(
+        self, clients: int, memory: int, size: int, dtype: torch.dtype, device: torch.device, where: str = "model"
+    ):
+        """where: as Config.history_device"""
+
+        def zeros(*shape: int) -> Tensor:
+            return history_zeros(where, *shape, dtype=dtype, device=device)
+
+        self.last_updates, self.last_models = zeros(clients, size), zeros(clients, size)
+        self.dw, self.dg = zeros(clients, memory, size), zeros(clients, memory, size)
         self.pairs = torch.zeros(clients, dtype=torch.int64, device=device)
         self.seen = torch.zeros(clients, dtype=torch.bool, device=device)
         self._slots = torch.arange(memory, device=device)[:, None]  # (memory, 1)

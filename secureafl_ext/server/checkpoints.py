@@ -34,11 +34,14 @@ class CheckpointedServer(ServerCore):
         self._save_lock = threading.RLock()
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device."""
+        """Copies of everything that a round depends on, by name. Fits servers with the same settings on any device.
+
+        With history_device="cpu" the copies are on the CPU: the GPU may have no room for them."""
         self._need_whole("state_dict")
         with self._ordered():
             self._agree("state_dict", {BEHIND: self.version})
-            return {**self._tensors(None), **self._numbers()}
+            on_host = self.config.history_device == "cpu"
+            return {**self._tensors(torch.device("cpu") if on_host else None), **self._numbers()}
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -54,6 +54,7 @@ class SecureAFL(CheckpointedServer):
         step: str = "all",
         spacing: int = 0,
         history_dtype: torch.dtype = torch.float32,
+        history_device: str = "model",
         filter: bool = True,
         estimate: bool = True,
         receive: bool = True,

@@ -25,7 +25,7 @@ def redteam(arguments: argparse.Namespace) -> None:
     from ..report import redteam as report
 
     base = replace(tuned([settings_of(arguments)], arguments)[0], attack=space.ATTACK)
-    prepare([base])  # an invalid setting raises here, before any run
+    prepare([base], searched=True)  # an invalid setting raises here, before any run
     axes = space.axes_for(base, [name for name in arguments.without.split(",") if name])
     say_tuned([base])
     findings, picture = Findings(), _picture(arguments, base)
@@ -57,7 +57,7 @@ class Runs:
         self.known = [] if arguments.fresh else results.read(results_file(arguments))
 
     def __call__(self, many: list[Settings]) -> list[Outcome]:
-        wanted = [prepare([settings])[0] for settings in many]
+        wanted = [prepare([settings], searched=True)[0] for settings in many]
         known = results.find(self.known, wanted, self.arguments.any_code)
         missing: list[Settings] = [settings for i, settings in enumerate(wanted) if i not in known]
         if missing:

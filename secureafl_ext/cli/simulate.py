@@ -80,14 +80,14 @@ def simulate(
 ) -> list[Record]:
     """The records of these runs, in order. Runs that this code made and the results file has are not repeated.
 
-    quiet: say nothing about tuned options and known runs, for a command that calls this again and again
+    quiet: say nothing about tuned options and known runs, for a search that calls this again and again
     look: of `loop.run`, if there is one run
     """
     from ..report import console
     from .progress import progress
     from .tensorboard import Board
 
-    wanted, path = prepare(many), results_file(arguments)
+    wanted, path = prepare(many, searched=quiet), results_file(arguments)
     results.ready(path.parent)
     board = Board(Path(arguments.tensorboard)) if arguments.tensorboard else None
     known = [] if arguments.fresh else results.read(path)

@@ -4,17 +4,22 @@ import shlex
 from dataclasses import fields
 
 from ..defenses.tuned import tuned_options
+from ..sim.effects import idle
 from ..sim.options import OPTIONS
 from ..sim.settings import Settings
 
 
 def command_line(settings: Settings) -> str:
-    """`secureafl run ..` with a flag for every setting that is not the default of that command."""
+    """`secureafl run ..` with a flag for every setting that is not the default of that command. An option without
+    effect is left out: the command would refuse it, and a search may have tried it."""
     usual, words = Settings(), ["secureafl", "run"]
+    without_effect = [(part.field, part.option) for part in idle(settings.resolve())]
     for field in fields(Settings):
         flag, value = f"--{field.name.replace('_', '-')}", getattr(settings, field.name)
         if field.name in OPTIONS:
             for name, inner in value.items():
+                if (field.name, name) in without_effect:
+                    continue
                 words += [flag[:-1], f"{name}={_text(inner)}"]
         elif value == getattr(usual, field.name):
             continue

@@ -1,7 +1,7 @@
 """Defense: an entry of the registry, and how a rule becomes one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ class Defense:
     needs_trusted: bool  # whether it judges updates by clean samples of the server
     settings: dict[str, object]  # its settings, with the defaults
     optional: dict[str, type]  # types of the settings whose default is None
+    fixed: Mapping[str, object] = field(default_factory=dict)  # settings that nobody can change
 
 
 def ruled(rule: Callable[..., Rule], about: str, needs_trusted: bool = False) -> Defense:

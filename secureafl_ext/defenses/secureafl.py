@@ -29,7 +29,7 @@ def variant(about: str, usual: Mapping[str, object] = MappingProxyType({}), **fi
     # A dtype, not its name: the command line does not offer it.
     defaults = {field.name: field.default for field in fields(Config)} | {"history_dtype": torch.float32} | dict(usual)
     free = {name: value for name, value in defaults.items() if name not in {"lr", "max_staleness", *fixed}}
-    return Defense(build, about, False, free, optional_types(get_type_hints(Config)))
+    return Defense(build, about, False, free, optional_types(get_type_hints(Config)), fixed)
 
 
 VARIANTS = {
@@ -50,7 +50,7 @@ VARIANTS = {
     ),
     "secureafl-support": variant(
         "weighs clients by the directions that many of them support; steps along the received update. RECOMMENDED: "
-        "rule, memory, expiry and quorum are fixed, and --quantile has no effect without a filter",
+        "rule, memory, expiry and quorum are fixed, and --quantile needs filter=true",
         {name: RECOMMENDED[name] for name in ("step", "averages", "filter", "trial")},
         **{name: RECOMMENDED[name] for name in ("rule", "memory", "expiry", "quorum")},
     ),

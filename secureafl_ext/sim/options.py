@@ -15,6 +15,7 @@ from ..attacks import ATTACKS, Kind
 from ..defenses import DEFENSES, Defense
 from ..defenses.tuned import tuned_options
 from ..tasks.datasets import SOURCES
+from .effects import refuse_idle
 from .settings import VARIANT_SETTINGS, Resolved, Settings, UndefinedError, variant_settings
 
 log = logging.getLogger(__name__)
@@ -181,11 +182,14 @@ def with_tuned_options(settings: Settings) -> Settings:
     )
 
 
-def prepare(many: list[Settings], left_out: Callable[[str], None] = log.warning) -> list[Resolved]:
+def prepare(
+    many: list[Settings], left_out: Callable[[str], None] = log.warning, searched: bool = False
+) -> list[Resolved]:
     """The runs to make: resolved, without undefined pairs, each once.
 
     An option goes to every attack or defense in the list that has it, and so does a setting that only SecureAFL has.
-    It is an error if no run has it, or if no run is defined.
+    It is an error if no run has it, if it has no effect in any run, or if no run is defined.
+    searched: they are part of a search for an attack, in which other runs use what these do not
     """
     defined: list[Resolved] = []
     undefined: list[UndefinedError] = []
@@ -201,6 +205,7 @@ def prepare(many: list[Settings], left_out: Callable[[str], None] = log.warning)
     for field in OPTIONS:
         defined = _distribute_options(defined, field)
     defined = _reset_unused(defined)
+    refuse_idle(defined, free=("attack_options", "malicious") if searched else ())
     return [settings for i, settings in enumerate(defined) if settings not in defined[:i]]
 
 

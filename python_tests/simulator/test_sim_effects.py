@@ -180,6 +180,15 @@ def test_what_has_an_effect_is_not_refused(given):
     assert len(prepare([replace(Settings(device="cpu"), **given)], pytest.fail)) == 1
 
 
+@pytest.mark.parametrize("defense", ["secureafl", "secureafl-kin", "secureafl-support"])
+def test_the_simulator_has_no_spacing(defense):
+    """The run ended with an error about versions, after the first upload that came too soon."""
+    with pytest.raises(
+        ValueError, match="defense option spacing must not be set, got 2: the simulator draws who uploads"
+    ):
+        prepare([Settings(defense=defense, defense_options={"spacing": 2}, device="cpu")])
+
+
 def test_a_partition_needs_labels():
     with pytest.raises(ValueError, match="partition must not be set, got 'dirichlet': it needs data with labels"):
         prepare([Settings(dataset="udacity", partition="dirichlet", device="cpu")])

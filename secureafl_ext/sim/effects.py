@@ -137,6 +137,8 @@ SECUREAFL = {
     "factors": FILTER,
     "window": FILTER,
     "sketch_seed": Need(lambda run: run.defense["sketch"] > 0, "it needs sketch above 0"),
+    # The loop could not go on: a refused upload is no round, and its plan has a round for every upload.
+    "spacing": Need(lambda run: False, "the simulator draws who uploads when before the first round, and refuses none"),
     "trial": Need(
         lambda run: not run.enqueues, "a simulated round has no trials, because its server does not know who uploads"
     ),

@@ -218,6 +218,7 @@ def test_mistakes_cost_one_line_and_no_run(pretended, capsys):
         "--only lr=1,2": "only: robustness does not vary 'lr'; choose from defense, attack",
         "--seeds 0": "seeds must be 1 or more, got 0",
         "--dataset nowhere": "unknown dataset 'nowhere'",
+        "--redteam nowhere": "redteam must be a folder with a results.jsonl, got 'nowhere'",
     }
     for flags, text in words.items():
         assert text in failure(capsys, "robustness", *flags.split())

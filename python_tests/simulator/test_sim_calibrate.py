@@ -37,6 +37,17 @@ def test_calibrate_leaves_other_options_as_given(pretended):
     ]
 
 
+def test_calibrate_refuses_a_value_for_what_it_chooses(pretended, capsys):
+    """It was replaced by the strengths that are tried, in silence."""
+    said = failure(capsys, "calibrate", "--attacks", "scaling,gaussian", "--attack-option", "factor=7")
+    assert "calibrate: attack option factor must not be set, calibrate chooses it, got 7" in said
+    said = failure(capsys, "calibrate", "--attacks", "pgd", "--attack-option", "eps=0.1")
+    assert "attack option radius must not be set, got 0.1: eps replaces it" in said
+    assert pretended.ran == []
+    # Only pgd leaves its radius open, and it is not among these.
+    assert main.main(["calibrate", "--attacks", "gaussian", "--attack-option", "std=7"]) == 0
+
+
 def test_distance_adds_the_error_and_what_is_missing_of_the_attack_success():
     def apart(error: float, asr: float | None, attack: str, dataset: str = "cifar10", **more: float) -> float:
         settings = Settings(dataset=dataset, attack=attack, defense="async-sgd").resolve()

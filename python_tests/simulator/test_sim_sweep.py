@@ -1,7 +1,7 @@
 """secureafl sweep: a grid of runs, around a loop that only pretends to learn."""
 
 import pytest
-from pretended import PNG, kept
+from pretended import PNG, failure, kept
 
 from secureafl_ext.cli import main
 from secureafl_ext.sim import options
@@ -58,6 +58,27 @@ def test_a_swept_option_leaves_the_others_as_given(pretended):
 def test_an_option_has_the_value_that_toml_gives_it(text, value):
     name, got = options.option(f"some-name={text}")
     assert (name, got, type(got)) == ("some_name", value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("malicious=0.1,0.3 --attack gaussian --malicious 0.4", "malicious must not have a flag, the sweep varies it"),
+        (
+            "attack_options.std=1,2 --attack gaussian --attack-option std=5",
+            "attack_options.std must not have a flag, the sweep varies it, got 5",
+        ),
+    ],
+)
+def test_a_flag_that_the_sweep_overrides_is_refused(argv, expected, capsys, pretended):
+    assert expected in failure(capsys, "sweep", *argv.split())
+    assert pretended.ran == []
+
+
+def test_a_sweep_overrides_the_file(tmp_path, pretended):
+    (tmp_path / "a.toml").write_text("seed = 5\nattack = 'gaussian'\n[attack_options]\nstd = 5.0\n")
+    assert main.main(["sweep", "seed=1,2", "attack_options.std=1,2", "--config", str(tmp_path / "a.toml")]) == 0
+    assert [(run.seed, run.attack_options["std"]) for run in pretended.ran] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 def test_equal_runs_of_a_grid_run_once(pretended):

@@ -84,6 +84,12 @@ def trials(base: Settings, attacks: list[str]) -> list[Settings]:
             replace(base, attack=name, attack_options=base.attack_options | strength, defense=UNDEFENDED)
             for strength in strengths
         ]
+    kept = {option for name in attacks for option in ATTACKS[name].settings if option != ATTACKS[name].free}
+    for name in attacks:
+        option = ATTACKS[name].free
+        if option in base.attack_options and option not in kept:
+            got = base.attack_options[option]
+            raise ValueError(f"calibrate: attack option {option} must not be set, calibrate chooses it, got {got!r}")
     return many
 
 

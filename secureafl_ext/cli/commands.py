@@ -61,6 +61,12 @@ def sweep(arguments: argparse.Namespace) -> None:
     from ..report import console
 
     base, axes = settings_of(arguments), dict(map(axis, arguments.axes))
+    flags = explicit_settings(argparse.Namespace(**vars(arguments) | {"config": None}))
+    for name in axes:
+        field, dot, inner = name.partition(".")
+        given = flags.get(field, {}) if dot else flags
+        if (inner or field) in given:
+            raise ValueError(f"{name} must not have a flag, the sweep varies it, got {given[inner or field]!r}")
     outcomes = outcomes_of(tuned(grid(base, axes), arguments), arguments, list(axes))
     used = [*axes, *(name for name in ("dataset", "attack", "defense") if name not in axes)]
     parts = [*axes, *(str(getattr(base, name)) for name in used if name not in axes)]

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ..report import tables
+from ..sim import results
 from ..sim.options import axis
 from ..sim.settings import Settings
 from .names import picture_name
@@ -21,6 +22,8 @@ def robustness(arguments: argparse.Namespace) -> None:
 
     explicit, only, out = explicit_settings(arguments), dict(map(axis, arguments.only)), Path(arguments.out)
     table = report.table(Settings(dataset=explicit.get("dataset", arguments.base.dataset)).resolve().dataset)
+    if arguments.redteam and not (Path(arguments.redteam) / results.NAME).exists():
+        raise ValueError(f"redteam must be a folder with a {results.NAME}, got {arguments.redteam!r}")
     for name in only:
         if name not in table.axes:
             raise ValueError(f"only: {report.NAME} does not vary {name!r}; choose from {', '.join(table.axes)}")

@@ -9,6 +9,7 @@ from pretended import failure
 from secureafl_ext.attacks import make
 from secureafl_ext.cli import main
 from secureafl_ext.defenses import make as make_defense
+from secureafl_ext.defenses.kardam import lower_quantile
 from secureafl_ext.sim import loop, runner
 from secureafl_ext.sim.settings import Settings
 
@@ -127,6 +128,44 @@ def test_kardams_lenient_filter_passes_all_if_nobody_is_malicious():
     server, send = pair("kardam", [3.0, 4.0], malicious=0, frequency="lenient", dampening="off")
     assert all(send(version % 2, [0.5, 0.5], version).accepted for version in range(6))
     assert server.model.tolist() == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize(("clients", "malicious"), [(10, 3), (10, 4), (10, 6), (10, 9), (10, 10), (50, 20)])
+def test_kardam_runs_with_any_number_of_malicious_clients(clients, malicious):
+    """Its source requires n > 3 f. docs/reference/defenses.md says what happens here otherwise."""
+    rule = make_defense("kardam", torch.zeros(3), clients, 0.1, 4, None, malicious=malicious).rule
+    largest = torch.arange(clients, dtype=torch.float64)[torch.randperm(clients)]
+    smallest = max(clients - malicious, 1)  # the bound is so many from below
+    assert lower_quantile(largest, rule.quantile) == smallest - 1
+    settings = Settings(defense="kardam", clients=clients, malicious=malicious / clients, device="cpu").resolve()
+    assert loop.defense_settings(settings, 10) == {"malicious": malicious}
+
+
+@pytest.mark.parametrize(
+    ("frequency", "clients", "malicious", "ends"),
+    [
+        ("strict", 10, 4, False),
+        ("strict", 10, 5, True),
+        ("strict", 10, 6, True),
+        ("lenient", 10, 6, False),
+        ("lenient", 2, 1, True),
+        ("lenient", 3, 2, False),
+    ],
+)
+def test_kardams_frequency_filter_stops_all_if_half_of_the_clients_are_malicious(frequency, clients, malicious, ends):
+    send = pair("kardam", [1.0, 1.0], clients, 0.01, malicious=malicious, frequency=frequency, patience=1)[1]
+    order = torch.randint(clients, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    accepted = [bool(send(client, [1.0 + 0.01 * i, 1.0], i).accepted) for i, client in enumerate(order)]
+    assert any(accepted[100:]) is not ends
+    if ends:
+        assert sum(accepted) == clients
+
+
+def test_kardams_strict_filter_leaves_n_minus_2_f_clients():
+    server, send = pair("kardam", [1.0, 1.0], 10, 0.01, malicious=4, frequency="strict", patience=1)
+    for i, client in enumerate([*range(10), *range(10)]):
+        send(client, [1.0 + 0.01 * i, 1.0], i)
+    assert server.rule.recent.unique().numel() == 8 and (server.rule.recent >= 0).all()
 
 
 def test_pgd_keeps_its_ball_after_a_model_that_diverged():

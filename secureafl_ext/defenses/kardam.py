@@ -19,7 +19,7 @@ class Kardam:
     """Rejects an update if its Lipschitz coefficient against the last applied gradient is above a quantile of the
     clients' own coefficients.
 
-    malicious: f. Default: a fifth of the clients. The original requires clients > 3 f
+    malicious: f. Default: a fifth of the clients. The original requires clients > 3 f; here any f runs
     quantile: of the clients' largest coefficients. Default: (n - f) / n. Between two neighbours it takes the lower: a
     mean would let in one huge coefficient of a malicious client
     frequency: "strict" rejects the clients of the last 2 f accepted updates, "lenient" those with f of them

@@ -27,7 +27,6 @@ def ours(**options: object) -> dict[str, object]:
 
 # What is set, another value of it, and the reason of the refusal.
 IDLE = [
-    ({"malicious": 0.4}, {"malicious": 0.1}, "malicious must not be set, got 0.4: it needs an attack"),
     (
         {"defense": "secureafl-support", "quantile": 0.5},
         {"quantile": 0.9},
@@ -132,9 +131,7 @@ def test_what_is_refused_really_has_no_effect(given, other, error):
 
 # One condition changed in each, so that the setting counts.
 USED = [
-    {"malicious": 0.4, "attack": "gaussian"},
-    {"malicious": 0.4, "defense": "krum"},  # it is told the number, under no attack too
-    {"malicious": 0.0},
+    {"malicious": 0.4},  # a baseline for runs with an attack
     {"quantile": 0.5},
     {"quantile": 0.5, "defense": "secureafl-support", "defense_options": {"filter": True}},
     {"memory": 1, "trust": 0.1},
@@ -219,7 +216,6 @@ def test_one_run_that_uses_it_is_enough():
         ("compare --attack adaptive --attack-option camps=2", "attack option camps must not be set, got 2"),
         ("run --memory 0 --trust 2", "trust must not be set, got 2.0: it needs estimates with memory above 0"),
         ("sweep trust=1,2 memory=0", "trust must not be set, got 2.0"),
-        ("run --malicious 0.4", "malicious must not be set, got 0.4: it needs an attack"),
         ("paper --table alpha --defense secureafl-iii", "quantile must not be set, got 0.4"),
         ("redteam --defense secureafl-support --quantile 0.5", "quantile must not be set, got 0.5"),
         ("robustness --only defense=async-sgd --defense-option trim=3", "unknown defense option of async-sgd"),
@@ -239,7 +235,7 @@ def test_a_command_says_it_in_one_line(argv, expected, capsys, pretended):
         "compare --malicious 0.3 --attack sign-flip",
         "run --dataset fashion-mnist --defense aflguard --defense-option test=cosine",  # the radius is a tuned one
         "sweep trust=1,2 memory=0,3",
-        "sweep malicious=0,0.1 attack=none,gaussian",
+        "run --malicious 0.4",
         "calibrate",
     ],
 )

@@ -1,11 +1,11 @@
 """Settings and options that a run accepts and that still have no effect in it. One that is set all the same is refused.
 
-The table has what is certain. Nothing is refused of an attack, a defense or a rule that a plug-in adds: it may use all
+The table has what is certain. `malicious` is not in it: a run without an attack is the baseline of runs that have one,
+and is made with the same flags. Nothing is refused of an attack, a defense or a rule that a plug-in adds: it may use all
 that it gets.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -42,12 +42,6 @@ class Run:
         return {**kind.settings, **defense_settings(self.settings, 0), **kind.fixed}
 
     @property
-    def told(self) -> bool:
-        """Whether the simulator tells the defense how many clients are malicious."""
-        nobody = replace(self.settings, malicious=0.0)
-        return defense_settings(self.settings, 0) != defense_settings(nobody, 0)
-
-    @property
     def corrects(self) -> bool:
         """Whether estimates with corrections are used."""
         used = self.ours and (self.defense["estimate"] or self.settings.estimation_error)
@@ -80,9 +74,6 @@ class Need(NamedTuple):
 
 
 SETTINGS: dict[str, Need] = {
-    "malicious": Need(
-        lambda run: run.settings.attack != "none" or run.told or not run.settings.malicious, "it needs an attack"
-    ),
     "partition": Need(lambda run: not SOURCES[run.settings.dataset].regression, "it needs data with labels"),
     "quantile": Need(lambda run: run.ours and run.defense["filter"], "it needs a SecureAFL defense with filter=true"),
     "trust": Need(lambda run: run.corrects, "it needs estimates with memory above 0"),

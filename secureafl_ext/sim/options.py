@@ -205,7 +205,7 @@ def prepare(
     for field in OPTIONS:
         defined = _distribute_options(defined, field)
     defined = _reset_unused(defined)
-    refuse_idle(defined, free=("attack_options", "malicious") if searched else ())
+    refuse_idle(defined, free=("attack_options",) if searched else ())
     return [settings for i, settings in enumerate(defined) if settings not in defined[:i]]
 
 

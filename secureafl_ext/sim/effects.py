@@ -1,8 +1,8 @@
 """Settings and options that a run accepts and that still have no effect in it. One that is set all the same is refused.
 
 The table has what is certain. `malicious` is not in it: a run without an attack is the baseline of runs that have one,
-and is made with the same flags. Nothing is refused of an attack, a defense or a rule that a plug-in adds: it may use all
-that it gets.
+and is made with the same flags. Nothing is refused of an attack, a defense or a rule that a plug-in adds: it may use
+all that it gets.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -9,6 +9,7 @@ mostly one class each, 10 of them malicious, uniform arrivals, staleness up to 1
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import cache
 from statistics import fmean
 
 import torch
@@ -26,13 +27,14 @@ SERVERS = {
     "averages of uploads": RECOMMENDED | {"averages": "uploads"},
     "recommended": RECOMMENDED,
 }
+images = cache(datasets.load)
 
 
 class Fleet:
     """The task and its server. honest(client): a new gradient at the current model"""
 
     def __init__(self, settings: dict, seed: int, degree: float):
-        self.data = datasets.load(datasets.DEFAULT)
+        self.data = images(datasets.DEFAULT)
         self.random = torch.Generator().manual_seed(seed)
         classes = self.data.classes
         self.samples = partition.skewed(self.data.train_y, classes, CLIENTS, degree, seed)

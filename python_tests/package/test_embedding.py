@@ -1,6 +1,7 @@
 """The code of docs/embedding.md, run: the plain loop anywhere, NVFlare and APPFL where one of them is installed."""
 
 import re
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,16 +26,23 @@ def engine(name: str):
     return pytest.param(f"{name}_run.py", 10, marks=[pytest.mark.slow, absent], id=name)
 
 
-PLAIN = pytest.param("plain.py", 0, id="plain")
+def withstood(printed: str) -> bool:
+    errors = re.search(r"^error with SecureAFL ([\d.]+), without ([\d.]+)", printed, re.MULTILINE)
+    defended, undefended = map(float, errors.groups())
+    return defended < 0.27 and undefended > 0.8
 
 
-@pytest.mark.parametrize("script, greeted", [PLAIN, engine("nvflare"), engine("appfl")])
-def test_a_malicious_client_is_withstood(script, greeted, tmp_path):
+def test_a_malicious_client_is_withstood(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / "plain.py"), run_name="__main__")
+    assert withstood(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("script, greeted", [engine("nvflare"), engine("appfl")])
+def test_so_it_is_inside_an_engine(script, greeted, tmp_path):
     """greeted: how often the log tells of a first contact, once per client and run"""
     command = [sys.executable, EXAMPLES / script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    errors = re.search(r"^error with SecureAFL ([\d.]+), without ([\d.]+)", done.stdout, re.MULTILINE)
-    defended, undefended = map(float, errors.groups())
-    assert defended < 0.27 and undefended > 0.8
+    assert withstood(done.stdout)
     assert (done.stdout + done.stderr).count("accepted: first contact") == greeted

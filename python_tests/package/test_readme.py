@@ -1,14 +1,17 @@
 """README and docs are true: their code runs, their numbers are those of the results, their links lead somewhere."""
 
+import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections import Counter, defaultdict
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
+from flower_processes import free_port
 from places import ROOT
 
 from secureafl_ext.sim import results
@@ -118,11 +121,18 @@ def test_flower_code_runs_as_it_stands(page, updates, files, tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
-def test_sharded_code_runs_as_it_stands(tmp_path):
-    (tmp_path / "this.py").write_text(readme_code("init_process_group"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "this.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+def as_torchrun_does(group, block, folder, port):
+    told = {"RANK": str(group.rank()), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.destroy_process_group()
+    with chdir(folder), patch.dict(os.environ, told):
+        exec(compile(block, "README.md", "exec"), {})
+    return "ran"
+
+
+def test_sharded_code_runs_as_it_stands(ranks, tmp_path):
+    """test_sharded.py runs an example under torchrun itself."""
+    block = readme_code("init_process_group")
+    assert ranks.run(2, as_torchrun_does, block, tmp_path, free_port()) == ["ran"] * 2
     assert (tmp_path / "server.safetensors").exists()
 
 

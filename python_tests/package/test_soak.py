@@ -1,7 +1,6 @@
 """The soak run runs, says what it found, and sees what it is there to see."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -22,27 +21,19 @@ def soak(monkeypatch):
     return soak
 
 
-def test_it_leaves_a_summary_and_a_file(tmp_path):
-    command = [
-        sys.executable,
-        BENCH / "soak.py",
-        "--device",
-        "cpu",
-        "--clients",
-        "4",
-        "--size",
-        "50",
-        "--rounds",
-        "400",
-    ]
-    done = subprocess.run([*command, "--out", tmp_path / "soak.json"], capture_output=True, text=True)
+def test_it_leaves_a_summary_and_a_file(soak, monkeypatch, capsys, tmp_path):
+    few = ["--device", "cpu", "--clients", "4", "--size", "50", "--rounds", "400"]
+    monkeypatch.setattr(sys, "argv", ["soak.py", *few, "--out", str(tmp_path / "soak.json")])
+    with pytest.raises(SystemExit) as end:
+        soak.main()
+    printed = capsys.readouterr().out
     runs = json.loads((tmp_path / "soak.json").read_text())["runs"]
     assert [run["settings"] for run in runs] == [{}, {"rule": "kinship", "memory": "0"}]
     for run in runs:
         assert run["rounds"] == 400 and run["finite"] and max(run["drift"]) < run["drift_bound"]
         assert all(run[name] > 0 for name in ("new_us", "old_us", "first_us", "middle_us", "last_us"))
-    assert done.stdout.count("400 rounds") == 2
-    assert (done.returncode == 0) == ("FAILED" not in done.stdout)  # so few rounds say little about speed and memory
+    assert printed.count("400 rounds") == 2
+    assert (end.value.code == 0) == ("FAILED" not in printed)  # so few rounds say little about speed and memory
 
 
 @pytest.mark.parametrize(

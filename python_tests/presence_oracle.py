@@ -1,7 +1,5 @@
 """The clock of docs/algorithm.md in NumPy: which clients count after each stored upload."""
 
-from fractions import Fraction
-
 import numpy as np
 
 PAPER = {"expiry": None, "probation": 0}  # settings without expiry and probation
@@ -26,13 +24,13 @@ class Clock:
         self.last[client], self.gone[client] = self.epoch, False
         live = self.live()
         past = live & (self.uploads >= self.probation)
-        self.applies = int(past.sum() >= 0.75 * live.sum())
+        self.applies = int(4 * np.count_nonzero(past) >= 3 * np.count_nonzero(live))
         turning = past if self.applies else live
-        count = int(turning.sum())
+        count = np.count_nonzero(turning)
         self.rounds += 1
         pace = self.pace(in_epoch[client], in_epoch[turning], recently[client], recently[turning])
-        done = int((self.last[turning] == self.epoch).sum())
-        if done >= Fraction(2, 3) * count or self.rounds >= 16 * count:
+        done = np.count_nonzero(self.last[turning] == self.epoch)
+        if 3 * done >= 2 * count or self.rounds >= 16 * count:
             self.epoch, self.rounds = self.epoch + 1, 0
         return pace
 
@@ -41,9 +39,9 @@ class Clock:
         if np.isinf(self.expiry):
             return 1.0
         half = len(in_epoch) / 2
-        ahead = own > self.free and (in_epoch >= (own - self.free) / 1.5).sum() < half
-        levels = [j for j in range(6) if (1.5 * (recently + 1024) * 2**j >= often).sum() >= half]
-        return min((self.free / own) ** 4 if ahead else 1.0, 0.25 ** min(levels, default=6))
+        ahead = own > self.free and np.count_nonzero(in_epoch >= (own - self.free) / 1.5) < half
+        level = next((j for j in range(6) if np.count_nonzero(1.5 * (recently + 1024) * 2**j >= often) >= half), 6)
+        return min((self.free / own) ** 4 if ahead else 1.0, 0.25**level)
 
     def recently(self):
         age = self.epoch - self.last

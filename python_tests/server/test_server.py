@@ -1,6 +1,7 @@
 """The stateful contract of SecureAFL, against a slow server in NumPy."""
 
 import threading
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +13,16 @@ from server_rounds import CLIENTS, SETTINGS, SIZE, World, drive, make
 from secureafl_ext import SecureAFL
 
 
+@cache
+def driven(name, device):
+    """(server, the slow one, flags) after 80 rounds: a rounding error grows some tenfold in 20."""
+    server = make(device, **SETTINGS[name])
+    return server, *drive(server, 80)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_follows_the_slow_server(name, device):
-    server = make(device, **SETTINGS[name])
-    slow, flags = drive(server, 80)  # a rounding error grows some tenfold in 20 rounds
+    server, slow, flags = driven(name, device)
     assert all(ours == theirs for ours, theirs in flags)
     assert len({theirs for _, theirs in flags}) == 2 or name == "Variant III"  # both verdicts occur
     assert relative_error(server.model, slow.model) < 1e-9
@@ -25,7 +32,7 @@ def test_every_setting_follows_the_slow_server(name, device):
 
 
 def test_settings_matter():
-    finals = [drive(make(**settings), 60)[0].model for settings in SETTINGS.values()]
+    finals = [driven(name, "cpu")[1].models[60] for name in SETTINGS]
     assert all(not np.allclose(a, b) for i, a in enumerate(finals) for b in finals[i + 1 :])
 
 

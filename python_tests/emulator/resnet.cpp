@@ -1,3 +1,5 @@
+#pragma GCC optimize("O3")  // these run longer than they take to compile, unlike the others
+
 #include "sim/resnet/backward.cuh"
 #include "sim/resnet/pack.cuh"
 

@@ -190,7 +190,10 @@ def test_captured_rounds_are_the_eager_ones(defense, attack):
 @pytest.mark.parametrize("defense", defenses.DEFENSES)
 def test_every_defense_meets_every_attack(dataset, defense, device):
     """Defined for each data set, or undefined for a reason."""
-    for attack in attacks.ATTACKS.keys() - (PRESETS.keys() - {"squad-backdoor"}):  # the others are crafted once more
+    names = sorted(attacks.ATTACKS.keys() - (PRESETS.keys() - {"squad-backdoor"}))  # the others are crafted once more
+    if dataset != "fashion-mnist":  # every pair, not every triple; "adaptive" has code of its own for each defense
+        names = {"adaptive", *names[list(defenses.DEFENSES).index(defense) % 3 :: 3]}
+    for attack in names:
         chosen = settings(device, dataset=dataset, defense=defense, attack=attack, rounds=6, evaluations=2)
         undefined = dataset == "udacity" and (attacks.ATTACKS[attack].needs_labels or defense == "sageflow")
         if undefined:

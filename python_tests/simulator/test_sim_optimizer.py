@@ -125,7 +125,7 @@ def test_the_schedule_sets_its_rate_and_leaves_the_servers():
 def test_rules_and_attacks_are_told_the_rate_of_the_schedule(defense, monkeypatch):
     """Zeno++ weighs an update by the step that it becomes; 3DFed divides a change of the model by it."""
     how = {"optimizer": "adam", "schedule": "cosine", "lr": 0.01, "defense": defense, "attack": "adaptive"}
-    rounds = Rounds(Settings(rounds=40, evaluations=4, **how, device="cpu").resolve())
+    rounds = Rounds(Settings(rounds=40, evaluations=4, batch=4, **how, device="cpu").resolve())
     told, update = [], rounds.attack.update
     monkeypatch.setattr(rounds.attack, "update", lambda view: told.append(float(view.lr)) or update(view))
     if defense == "zeno++":

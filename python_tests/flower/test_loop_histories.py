@@ -20,7 +20,7 @@ from secureafl_ext.flower import KINDS, Loop, replies
 from secureafl_ext.flower.slots import Slots
 from secureafl_ext.flower.turns import Turns
 
-HISTORIES = 250  # The last fault to happen does so in history 164, and every defect is found in the first 26.
+HISTORIES = 170  # The last fault to happen does so in history 164, and every defect is found in the first 26.
 SMALL = 27  # a history of about a hundred points, with a node that leaves
 FAULTS = {
     *KINDS,

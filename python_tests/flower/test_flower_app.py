@@ -30,7 +30,7 @@ def test_eight_simulated_nodes_half_of_them_broken_or_malicious(flower):
     updates = 80
     settings = f"updates={updates} evaluations=4 capacity=8 malicious=0.5 degree=0.1 checkpoint-every=50 slowest=1.0"
     settings += " ttl=1200.0 patience=1200.0"  # a busy machine needs minutes to start the actors: nobody has vanished
-    fleet = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=4"  # four at once: each imports torch
+    fleet = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=2"  # two at once: each imports torch
     run = ["flwr", "run", "app", "here", "--stream", "--federation-config", fleet, "--run-config"]
     run.append(settings + f' attack="sign-flip,crash,garbage,not-finite" out="{flower}/results"')
     with running(command, flower / "superlink.log"):

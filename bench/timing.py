@@ -1,16 +1,15 @@
 """The one timer of the benchmarks, and what they ask the machine."""
 
-import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
+
+from secureafl_ext.engines import host_memory
 
 LONGEST = 2.0  # seconds for one figure, beyond three repeats
 SLOW = 0.1  # seconds: in a call that takes longer, the loading and allocating of the first call does not matter
@@ -122,10 +121,7 @@ def free_memory(device: str) -> int:
     if device == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", meminfo.read_text())[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return host_memory.free_memory()
 
 
 def hardware(device: str) -> str:

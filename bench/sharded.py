@@ -15,7 +15,7 @@ from state import filled
 from timing import hardware
 
 from secureafl_ext import SecureAFL, shard
-from secureafl_ext.engines.sharded import SLICED
+from secureafl_ext.engines.ranks import SLICED
 
 SIZES = ((50, 140_000), (50, 1_000_000), (300, 140_000), (1000, 14_000))  # clients, parameters
 KINDS = ({"rule": "median", "memory": 3}, {"rule": "support", "memory": 0})

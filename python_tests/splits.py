@@ -6,7 +6,7 @@ import math
 import torch
 
 from secureafl_ext import SecureAFL, gather, shard
-from secureafl_ext.engines import sharded
+from secureafl_ext.engines.ranks import SLICED
 
 D, N = 20_011, 9
 # Steps so short that rounding stays rounding: in a livelier world the whole server, its coordinates merely in another
@@ -105,14 +105,14 @@ def digest(tensors):
     """Of what is the same on all ranks, and of the slices, bit for bit."""
     parts = {True: hashlib.sha256(), False: hashlib.sha256()}
     for name, value in sorted(tensors.items()):
-        parts[name in sharded.SLICED].update(torch.as_tensor(value).contiguous().view(-1).view(torch.uint8).numpy())
+        parts[name in SLICED].update(torch.as_tensor(value).contiguous().view(-1).view(torch.uint8).numpy())
     return parts[False].hexdigest(), parts[True].hexdigest()
 
 
 def whole_state(server, group):
     """As the server that is not split would have it."""
     state = server.state_dict()
-    return {name: gather(value, group) if name in sharded.SLICED else value for name, value in state.items()}
+    return {name: gather(value, group) if name in SLICED else value for name, value in state.items()}
 
 
 def start(settings, group, d=D, **more):
@@ -120,7 +120,7 @@ def start(settings, group, d=D, **more):
 
 
 def near(ours, theirs, bound=1e-4):
-    for name in set(sharded.SLICED) & set(theirs):
+    for name in set(SLICED) & set(theirs):
         difference = (ours[name].double() - theirs[name].double()).norm()
         half = theirs[name].dtype == torch.float16  # two values that are rounded apart differ by 2^-11
         assert difference <= (2**-11 if half else bound) * theirs[name].double().norm(), name

@@ -5,7 +5,7 @@ import torch
 from engines import ENGINES, D, make, run
 from splits import SETTINGS, history_of_arrivals, replay, start
 
-from secureafl_ext.engines import sharded
+from secureafl_ext.engines.ranks import SLICED
 
 GONE = 2
 SHARED = {"models", "last_models", "counts", "rounds", "version", "stale", "too_soon", "centre", "turns", "clock"}
@@ -82,6 +82,6 @@ def test_no_number_of_a_forgotten_client_is_left_on_any_rank(ranks):
         assert state["seen"].sum() >= 3 and not any(left.values()), left
         for name, value in of_client(state, gone, SHARED).items():
             expected = blank[name][gone]
-            if name in sharded.SLICED:
+            if name in SLICED:
                 expected = expected[..., : value.shape[-1]]
             assert torch.equal(value, expected), name

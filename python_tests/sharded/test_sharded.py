@@ -14,6 +14,7 @@ from states import identical
 from secureafl_ext import SecureAFL, gather, shard
 from secureafl_ext.config import REASONS
 from secureafl_ext.engines import sharded
+from secureafl_ext.engines.ranks import SLICED
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -237,9 +238,7 @@ def test_on_a_gpu(ranks, kind, backend, count):
     answers = ranks.run(count, on_the_gpu, settings, arrivals, backend=backend)
     for verdicts, state, model in answers:
         assert [reason for reason, *_ in verdicts] == expected
-        joined = {
-            name: torch.cat([answer[1][name] for answer in answers], -1) for name in set(sharded.SLICED) & set(theirs)
-        }
+        joined = {name: torch.cat([answer[1][name] for answer in answers], -1) for name in set(SLICED) & set(theirs)}
         agree({**state, **joined}, theirs)
         assert (model - whole.model.cpu()).norm() <= 1e-4 * model.norm()
         if count == 1:

@@ -26,7 +26,7 @@ from states import identical
 from secureafl_ext import SecureAFL, shard
 from secureafl_ext.checkpoint import files
 from secureafl_ext.checkpoint.state import required, table
-from secureafl_ext.engines import sharded
+from secureafl_ext.engines.ranks import SLICED
 
 
 def save_after(group, settings, arrivals, path):
@@ -86,9 +86,7 @@ def test_saved_on_ranks_and_loaded_on_none_and_back(ranks, tmp_path, kind):
 
 def load_state_without_products(group, state, arrivals):
     server = start(SETTINGS, group)
-    server.load_state_dict(
-        {name: shard(value, group) if name in sharded.SLICED else value for name, value in state.items()}
-    )
+    server.load_state_dict({name: shard(value, group) if name in SLICED else value for name, value in state.items()})
     return replay(server, arrivals, group), whole_state(server, group)
 
 

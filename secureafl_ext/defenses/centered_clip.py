@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ..config import MOST_ITERATIONS, Config
-from ..engines.row_wise import inner
 from ..rules import row_rules
+from ..rules.sums import inner
 from .base import Arrival, Verdict, dot, need
 from .memory_rows import LastUpdates
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..engines.row_wise import inner
+from ..rules.sums import inner
 from .base import Arrival, Trusted, Verdict, need, norm
 from .memory_rows import LastUpdates
 

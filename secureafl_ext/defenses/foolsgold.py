@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..engines.row_wise import inner
 from ..rules.row_rules import MAX_SQUARE
+from ..rules.sums import inner
 from .base import Arrival, Verdict, dot, need
 from .memory_rows import LastUpdates
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..engines.row_wise import inner
 from ..rules.row_rules import MAX_SQUARE, hash32
+from ..rules.sums import inner
 from .base import Arrival, Verdict, dot, need
 
 ACCEPTED, NO_WEIGHT, TOO_FEW, TOO_LARGE = range(4)

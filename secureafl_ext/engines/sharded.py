@@ -10,9 +10,7 @@ from .. import _C
 from ..config import Config
 from .base import Outcome, undo_of
 from .fused import Fused
-from .ranks import SLICED, NotifyPeers, Ranks, gather, shard
-
-__all__ = ["SLICED", "Sharded", "gather", "shard"]
+from .ranks import NotifyPeers, Ranks
 
 UPDATE_SUMS = 5  # sums over an update that the verdict depends on (csrc/round/verdict.h)
 

@@ -182,7 +182,7 @@ def test_the_cost_of_a_round_does_not_grow_with_the_capacity(monkeypatch):
     trials, looked = Trials(100_000, 20, 1), []
     progress = Trials._progress
     monkeypatch.setattr(Trials, "_progress", lambda *given: looked.append(given) or progress(*given))
-    monkeypatch.setattr(Trials, "_count", None)  # looks at all clients
+    monkeypatch.setattr(Trials, "_recount", None)  # looks at all clients
     for i in range(300):
         trials.count_round(i % 3)
     assert trials.epoch > 50 and len(looked) <= 3 * trials.epoch

@@ -1,7 +1,7 @@
 """Averaged: rule="support" from averages of each client's own updates, or of their sketches.
 
-With step="received" a round needs of the other clients only their weights. So no round reads the others' updates: it
-costs the same for any number of clients, but for a few passes over n numbers. A refresh compares all averages.
+With step="received" a round needs only the weights of the other clients, not their updates. So its cost hardly grows
+with the number of clients: a few passes over n numbers. A refresh compares all averages.
 
 Sketched keeps k numbers in place of whole updates and models, for large fleets and models. In float32 on a CPU or a
 CUDA device its round is one op (csrc/row_wise/sketch); the refresh is torch code. fused_averages.py has whole updates.
@@ -26,7 +26,7 @@ from .presence import settings_of
 from .row_wise import refresh_rounds
 from .sketch import Sketch
 
-LONGEST = 2 * MAX_SQUARE**0.5  # a longer norm is kept as this: the client takes no part either way
+LONGEST = 2 * MAX_SQUARE**0.5  # norms are clamped to this; above half of it a client takes no part anyway
 
 step = torch.ops.secureafl.sketch_step_.default
 
@@ -37,15 +37,15 @@ def fits(config: Config, device: torch.device) -> bool:
 
 
 def has_basis(config: Config, clients: int) -> bool:
-    """Whether averages of steps have the eigenvectors that the fused refresh starts from. It is for whole updates and
-    not too many clients; plain ops keep them too, so that a checkpoint fits every device."""
+    """Whether averages of steps have the eigenvectors that the fused refresh starts from. That refresh supports whole
+    updates and a limited number of clients. Plain ops keep the eigenvectors too: a checkpoint fits every device."""
     return not config.sketch and clients <= _C.MOST_ROW_CLIENTS
 
 
 class Averaged(Composed):
     """Composed without products of updates. last_updates, last_models: (n, k), k = d for whole updates
 
-    rounds: number of rounds, on the host: every refresh_rounds of them the weights are computed anew
+    rounds: number of rounds, on the host. After every `every` of them the weights are computed anew
     """
 
     capturable = False  # the refresh waits for the device
@@ -62,8 +62,8 @@ class Averaged(Composed):
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
-        self._counted_before = 0  # rounds in `counts` that are not in `rounds`: of states without averages
-        self._products: tuple[int, Tensor] | None = None  # version // every, the products of then
+        self._counted_before = 0  # rounds in `counts` but not in `rounds`: before averages were kept
+        self._products: tuple[int, Tensor] | None = None  # (version // every, the products computed then)
 
     def load(self, state: Mapping[str, Tensor], model: Tensor) -> None:
         super().load(state, model)
@@ -105,13 +105,13 @@ class Averaged(Composed):
     def _refresh(self, mask: Tensor) -> None:
         self.support.refresh(mask)
 
-    def _kept(self, vector: Tensor) -> Tensor:
-        """What is kept of an update or model (d): (k)."""
+    def _sketched(self, vector: Tensor) -> Tensor:
+        """(k): the sketch of an update or model (d); without sketches the vector itself."""
         return self.sketch.of(vector) if self.sketch else vector
 
     def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
         last, last_model, _ = self.history.of(client)
-        of_update, of_model = self._kept(update), self._kept(trained_on)
+        of_update, of_model = self._sketched(update), self._sketched(trained_on)
         changes = squared_distance(of_update, last), squared_distance(of_model, last_model)
         bad, moved = (~update.isfinite()).sum().double(), (of_model != last_model).sum().double()
         return torch.stack([bad, inner(update[None], update)[0], *changes, moved])
@@ -127,23 +127,24 @@ class Averaged(Composed):
         mask = v.present.index_copy(0, client, v.taken[None]) & (norms.square() <= MAX_SQUARE)
         median_norm = median_of(norms, mask)
         weight = self.support.weights(mask).index_select(0, client)[0]
-        full = weight * mask.sum()  # 1 with the mean weight
-        scale = full * clip_to(norm, median_norm) * v.clip
+        relative = weight * mask.sum()  # weight / mean weight
+        scale = relative * clip_to(norm, median_norm) * v.clip
         direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
-        kept = torch.where(v.stored, self._kept(update) * v.clip, 0)
-        self._average(client, kept, norm, median_norm, v, full)
-        self.history.remember(client, kept, self._kept(trained_on), v.stored)
+        kept = torch.where(v.stored, self._sketched(update) * v.clip, 0)
+        self._average(client, kept, norm, median_norm, v, relative)
+        self.history.remember(client, kept, self._sketched(trained_on), v.stored)
         models[new] = self._stepped(models[now], direction, v)
         none = torch.zeros_like(v.reason)
         self._count(v, none, none)
         return Outcome(v.accepted, v.factor, v.reason, weight)
 
     def _average(
-        self, client: Tensor, update: Tensor, norm: Tensor, median_norm: Tensor, v: Verdict, full: Tensor
+        self, client: Tensor, update: Tensor, norm: Tensor, median_norm: Tensor, v: Verdict, relative: Tensor
     ) -> None:
+        """Add an upload of client (1) to its average. update: (k)    relative: () weight / mean weight"""
         if isinstance(self.support, MeanSteps):
             pace = v.pace if self.lr else 0.0  # with lr=0 nothing moves
-            moved = torch.where(v.taken & v.steps, full * pace, 0)
+            moved = torch.where(v.taken & v.steps, relative * pace, 0)
             self.support.add(client, update, norm, median_norm, v.stored, moved)
         else:
             self.support.add(client, update, self.history.of(client)[0], norm, median_norm, v.stored)

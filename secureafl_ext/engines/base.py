@@ -23,6 +23,8 @@ def undo_of(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 
 class Outcome(NamedTuple):
+    """The result of one round, on the device."""
+
     accepted: Tensor  # () bool
     factor: Tensor  # () float64, or NaN
     reason: Tensor  # () int64, index into REASONS
@@ -55,7 +57,7 @@ class Engine(Protocol):
     def similarity(self, version: int) -> Tensor | None:
         """(n, n) float64: averaged inner products of the clients' updates, with rule="kinship" or "support".
 
-        version: the server's; what is costly to compute is kept for some versions
+        version: the server's. An engine may return the same result for several versions if it is costly to compute
         """
 
     @property

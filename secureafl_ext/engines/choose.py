@@ -43,8 +43,8 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
     if config.sketch:
         return Sketched(config, clients, size, device)
     if config.averages == "steps":
-        plain = fused_averages.unsupported(config, clients, device)
-        kind = Averaged if plain else fused_averages.FusedAverages
+        conflict = fused_averages.unsupported(config, clients, device)
+        kind = Averaged if conflict else fused_averages.FusedAverages
         return kind(config, clients, size, device)
     if fused.unsupported(config, clients, device) is None:
         return fused.Fused(config, clients, size, device)
@@ -58,7 +58,7 @@ def make_engine(config: Config, clients: int, size: int, device: torch.device) -
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too small: on the CPU torch says so in a RuntimeError, and overflows if the size does."""
+    """Whether the error means too little memory. On a CPU it is a RuntimeError, also if the size in bytes overflows."""
     words = ("can't allocate memory", "not enough memory", "calculation overflow", "multiplication overflow")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 

@@ -18,8 +18,8 @@ from .presence import Presence
 from .quantile import empty_factors, factor_weights, factors_below, forget_factors, most_below, record_factor
 from .row_wise import Arrival, RowWise
 
-JUDGED = 5  # sums over an update that the verdict depends on
-# Tensors of a state of which a round changes the client's row alone, and those of which its row and column.
+JUDGED = 5  # number of sums that the verdict depends on: the first of update_sums
+# Tensors of a state, by name: a round changes only the client's row of BY_CLIENT, its row and column of BY_PAIR.
 BY_CLIENT = (
     *("last_updates", "last_models", "update_sketches", "model_sketches", "dw", "dg"),
     *("factors", "uploads", "mean_updates", "means"),
@@ -28,9 +28,9 @@ BY_PAIR = ("products", "similarity", "kinship")
 
 
 class Verdict(NamedTuple):
-    """What a round does with an update."""
+    """The decision on an update."""
 
-    clip: Tensor  # () factor of the update, 1 but at first contact
+    clip: Tensor  # () factor that clips the update; 1 except at first contact
     factor: Tensor  # () float64, its Lipschitz factor or NaN
     reason: Tensor  # () int64, index into REASONS
     accepted: Tensor  # () bool
@@ -67,7 +67,7 @@ class Composed:
         return {**own, **self._remembered()}
 
     def _remembered(self) -> dict[str, Tensor]:
-        """What is kept of the clients' updates."""
+        """The tensors of the state that remember the clients' updates."""
         return {**self.history.tensors(), **(self.rows.tensors() if self.rows else {})}
 
     @property
@@ -85,15 +85,15 @@ class Composed:
 
     @property
     def capturable(self) -> bool:
-        """Row-wise rules alone: the op of the coordinate-wise ones takes the client as a number. Not the refresh of
-        rule="support", which only the fused op does without waiting for the device."""
+        """Only with row-wise rules: the op of the coordinate-wise rules takes the client as a number. Not with
+        rule="support": its refresh waits for the device, except in the fused op."""
         return self.config.row_wise and self.config.rule != "support"
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
     ) -> Outcome:
-        # An error may come after the update has been judged or stored: too little memory, a registered rule, or that of
-        # a signal's handler, which Python runs between any two lines. The round is undone.
+        # An error may come after the update has been judged or stored: from too little memory, a registered rule, or a
+        # signal's handler, which Python runs between any two lines. Then the round is undone.
         changing = list(self._changing(client))
         if changing:
             changing.append(models[new])
@@ -106,16 +106,16 @@ class Composed:
 
     def _changing(self, client: int | Tensor) -> Iterator[Tensor]:
         """Views of all that a round of this client may change, besides the next model."""
-        if isinstance(client, Tensor):  # of enqueue: a CUDA graph would replay copies of more; only a rule may fail
+        if isinstance(client, Tensor):  # enqueue: a CUDA graph replays every copy, so only those for a rule that fails
             judged = self.factors, self.recorded, self.factor_counts, *self.presence.tensors().values()
             yield from () if self.config.rule in BUILT_IN else judged
             return
         for name, tensor in self._tensors().items():
-            of_all = tensor.shape[:1] != (self.clients,) or (name in ("dw", "dg") and self.config.pairs == "rounds")
+            whole = tensor.shape[:1] != (self.clients,) or (name in ("dw", "dg") and self.config.pairs == "rounds")
             if name in BY_PAIR:
                 yield from (tensor[client], tensor[:, client])
             elif name != "basis":  # only rounds of one op use it
-                yield tensor[client] if name in BY_CLIENT and not of_all else tensor
+                yield tensor[client] if name in BY_CLIENT and not whole else tensor
 
     def _round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
@@ -184,10 +184,12 @@ class Composed:
         return self.history.of(client)[:2]
 
     def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
-        """(JUDGED, and n more with a row-wise rule) float64: all that a round needs of an update of client (1) but for
-        its coordinates one by one. Sums over the coordinates: coordinates that are not finite, the squares of the
-        update, of its change and of the change of the model, coordinates where the model changed; then the products
-        with all clients' last updates."""
+        """(JUDGED, and n more with a row-wise rule) float64: sums over the coordinates, for an update of client (1).
+
+        The first JUDGED: number of coordinates that are not finite; squared norms of the update, of its change since
+        the client's last one, and of the change of the model; number of coordinates where the model changed. Then n
+        inner products with all clients' last updates.
+        """
         last_update, last_model, _ = self.history.of(client)
         bad, moved = (~update.isfinite()).sum().double(), (trained_on != last_model).sum().double()
         changes = squared_distance(update, last_update), squared_distance(trained_on, last_model)
@@ -195,12 +197,11 @@ class Composed:
         return torch.cat([judged, inner(self.history.last_updates, update)]) if self.rows else judged
 
     def _sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
-        """update_sums over all coordinates that there are."""
+        """update_sums over all coordinates: a subclass may have a slice of them."""
         return self.update_sums(client, update, trained_on)
 
     def _judge(self, client: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(the factor that clips the update, 1 but at first contact; its Lipschitz factor or NaN; the index of the
-        reason). sums: (JUDGED)"""
+        """(clip, factor, reason) of a Verdict. sums: (JUDGED)"""
         bad, square, update_change, model_change, moved = sums.unbind()
         known, finite, moved = self.seen.index_select(0, client)[0], bad == 0, moved > 0
         clip = torch.where(known, 1.0, clip_to(square.sqrt(), self.config.max_norm)).to(self.config.dtype)
@@ -227,7 +228,7 @@ class Composed:
     def _aggregate(
         self, client: int, update: Tensor, model: Tensor, taken: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(the direction to step along, the status of each client's correction)"""
+        """(the direction to step along (d), the status of each client's correction (n))"""
         c = self.config
         past = {**self.history.tensors(), "seen": present}.values()
         return torch.ops.secureafl.aggregate_status(model, update, client, taken, *past, c.trust, c.rule, c.trim)

@@ -53,8 +53,8 @@ class Fused:
     slots: (tiles, 2m, n, columns) pairs as stored    last: (tiles, 2, n, columns) model and update
     n is the padded number of clients. Without pairs, m = 0, the tensors of CARRIED are not used.
 
-    A GPU leaves the end of a round, which updates gram, along, weights and status, to the next one. So every method
-    that reads or changes one of them calls _settle first.
+    On a GPU the end of a round, which updates gram, along, weights and status, is deferred to the next round. So every
+    method that reads or changes one of them calls _settle first.
     """
 
     kinship = None
@@ -86,9 +86,9 @@ class Fused:
         self.factors, self.recorded, self.factor_counts = empty_factors(config, n, device)
         self.counts = zeros(len(COUNTS), dtype=torch.int64)
         self._arrived = zeros(4, dtype=torch.int32)  # used by the op alone
-        self._verdict = zeros(_C.VERDICT_BYTES, dtype=torch.uint8)  # of the last round; it says if the end was left
+        self._verdict = zeros(_C.VERDICT_BYTES, dtype=torch.uint8)  # of the last round; whether its end is deferred
         blocks = pass_blocks(self.last, n, m, config.history_dtype == "float16", tiles)
-        self._changes = zeros(_C.pass_sums(n, m), blocks, dtype=torch.float64)  # the sums that the end needs, in parts
+        self._changes = zeros(_C.pass_sums(n, m), blocks, dtype=torch.float64)  # partial sums for the end
         self._clients = torch.arange(clients, device=device).split(1)  # numbers on the device, for the op
         c = config
         carried = self.scales, self.gram, self.along, self.weights, self.status
@@ -108,7 +108,7 @@ class Fused:
         return Outcome(*step(*carried, update, number, trained_on, now, new, models, *state, self.lr, *self._settings))
 
     def _settle(self) -> None:
-        """Do the end of the last round, if it was left."""
+        """Do the end of the last round, if it is deferred."""
         if self.config.memory:
             settle(self._verdict, self._changes, *self._per_client, self.config.trust)
 
@@ -186,7 +186,7 @@ class Fused:
             self._load_pairs(state, model)
 
     def _load_pairs(self, state: Mapping[str, Tensor], model: Tensor) -> None:
-        """The slots and what is carried from round to round. After the last updates and models."""
+        """Load the slots and the tensors of CARRIED. The last updates and models must be loaded before."""
         n, m = self.clients, self.config.memory
         carried = set(CARRIED) <= set(state)
         if carried:
@@ -215,9 +215,9 @@ class Fused:
         padded = torch.nn.functional.pad(model.double(), (0, count * columns - self.size))
         self.gram.zero_()
         self.along.zero_()
-        several = max(1, 2**25 // (planes * n * columns))
-        for first in range(0, count, several):
-            last = min(first + several, count)
+        at_once = max(1, 2**25 // (planes * n * columns))  # tiles
+        for first in range(0, count, at_once):
+            last = min(first + at_once, count)
             u = self.slots[first:last].permute(2, 1, 0, 3).flatten(2).double() * self.scales[..., None]  # (n, 2m, ..)
             w, g = self.last[first:last].permute(1, 2, 0, 3).flatten(2).double()  # (n, ..)
             x = padded[first * columns : last * columns] - w

@@ -10,8 +10,8 @@ from .composed import Composed
 from .presence import settings_of
 
 
-def plain(config: Config, clients: int, device: torch.device) -> bool:
-    """Whether the rows are the last updates, on a device with kernels."""
+def fits_any(config: Config, clients: int, device: torch.device) -> bool:
+    """Whether the ops support these settings, whatever the rule: rows without corrections, in float32."""
     uncorrected = config.memory == 0 and config.estimate and config.history_dtype == "float32"
     return uncorrected and clients <= _C.MOST_ROW_CLIENTS and device.type in ("cpu", "cuda")
 
@@ -33,11 +33,11 @@ class FusedRows(Composed):
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), *steps, *self._bounds(rows.every)
 
     def _bounds(self, every: int) -> tuple[float | str, ...]:
-        """The op's last arguments. every: rounds between two refreshes"""
+        """The constants and settings of the rule: the op's last arguments. every: rounds between two refreshes"""
         raise NotImplementedError
 
     def _step(self, *arguments: object) -> tuple[Tensor, ...]:
-        """The op."""
+        """Call the rule's op."""
         raise NotImplementedError
 
     def round(

@@ -46,7 +46,7 @@ class PageLocked:
 
 
 def unlock(address: int, device: torch.device, pages: mmap.mmap) -> None:
-    """pages: kept until here"""
+    """pages: unused here, but the reference keeps the memory until then"""
     torch.cuda.synchronize(device)  # a kernel may still write to it
     torch.cuda.cudart().cudaHostUnregister(address)
     del pages
@@ -56,7 +56,7 @@ def free_memory() -> int:
     """Bytes of the host that are free, for this container if it has a limit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists():  # with what files occupy and can be dropped
+    if meminfo.exists():  # more exact: also counts the page cache, which can be dropped
         words = meminfo.read_text().split()
         free = 1024 * int(words[words.index("MemAvailable:") + 1])
     limit, used = (

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..rules import kinship
-from .fused_rows import FusedRows, plain
+from .fused_rows import FusedRows, fits_any
 
 step = torch.ops.secureafl.kin_step_.default  # the overload itself: looking it up costs some 10 us a call
 
@@ -17,7 +17,7 @@ BOUNDS = (
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether the op supports these settings; Composed supports the rest."""
-    return config.rule == "kinship" and plain(config, clients, device)
+    return config.rule == "kinship" and fits_any(config, clients, device)
 
 
 class FusedKinship(FusedRows):

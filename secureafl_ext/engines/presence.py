@@ -1,17 +1,18 @@
 """Presence: which clients count in the aggregate. The fused rounds do the same in C++ (csrc/round/presence.h).
 
-A remembered update pulls in every later round, so a client that sends one and then stays silent would pull for ever.
-A client counts only if it is live (it uploaded within the last `expiry` epochs) and past its probation (it has at least
-`probation` stored uploads).
+A remembered update takes part in every later round. A client that sends one and then stays silent would move the model
+for ever. So a client counts only if it is live (it uploaded within the last `expiry` epochs) and past its probation (it
+has at least `probation` stored uploads).
 
 The clock counts epochs, not rounds: otherwise a client that uploads often could age the others. An epoch ends when two
 thirds of the clients that count have uploaded in it. So fewer than that cannot end it alone, however often they upload.
 Only a stored upload moves the clock: a rejected one ages nobody.
 
-A step leads along everybody's remembered updates. Clients that upload often would choose how many steps are made along
-the others' old ones; with step="received" they would even choose the way. So a step is full only if half of the clients
-that count keep up with its client in this epoch. Otherwise the steps of a client shrink, to a sum of about FREE + 1 in
-an epoch. If fewer than half of the clients fall silent, the others keep up with each other, and most steps stay full.
+Each upload makes a step along the remembered updates of all clients. A client that uploads often would decide how
+often the model steps along the others' old updates; with step="received" it would even decide the direction. So a step
+is full only if half of the clients that count keep up with the uploading client in this epoch. Otherwise its steps
+shrink, to a sum of about FREE + 1 in an epoch. If fewer than half of the clients fall silent, the others keep up with
+each other, and most steps stay full.
 
 Over several epochs a client that uploads more than 1.5 times as often as the median client has smaller steps too: a
 quarter, above 3 times a sixteenth, and so on. Then they add up to less than those of others: flooding gains nothing.
@@ -29,9 +30,9 @@ STALL = 16  # an epoch also ends after this many rounds per client that counts: 
 # has a direction of its own, so there are fewer. With random arrivals 1 % of the steps are lost with 3, 5 % with 2.
 FREE = {"all": 3, "received": 2}
 AHEAD = 1.5  # a client with u uploads in an epoch keeps up with one that has AHEAD * u + the free ones
-UPLOAD, MOST_RECENT = 1024, 2**40  # one upload among the recent ones; the largest number of these, from a file
-FADED = 64  # older uploads are not recent
-LEVELS = 6  # powers of two by which clients may upload more often than the median client
+UPLOAD, MOST_RECENT = 1024, 2**40  # recent uploads are fixed-point numbers: 1.0, and a bound for numbers from a file
+FADED = 64  # epochs: older uploads are not recent
+LEVELS = 6  # steps are quartered at most so many times: at 1.5 times the median client's rate, at 3 times, ..
 NEVER = 2**63 - 1  # expiry=None, in epochs
 
 
@@ -89,7 +90,7 @@ class Presence:
         levels = torch.arange(LEVELS, device=often.device)
         near = live & (3 * (often + UPLOAD) << levels[:, None] >= 2 * own_often)  # (LEVELS, n)
         near = torch.where(applies, (near & past).sum(1), near.sum(1))
-        above = (2 * near < counted).sum()  # of the levels: each has more clients than the one before
+        above = (2 * near < counted).sum()  # levels that the client is above; each has more clients than the one before
         return torch.where(stored, torch.minimum(pace, 0.25 ** above.double()), pace)
 
     def _recent(self) -> Tensor:

@@ -16,7 +16,7 @@ CALLS = (
     "lr",  # set to another value
     "refresh",  # of rule="support", at the end of a round
 )
-BEHIND = "the server's version"  # the fact that tells whether a rank has missed a round
+BEHIND = "the server's version"  # the fact that differs if a rank has missed a round
 REPORT = 4  # numbers that each rank reports: its call, and up to three facts that must be the same on all
 # Tensors of a state that are split over the ranks, if its settings have them.
 SLICED = ("models", "last_updates", "last_models", "dw", "dg", "centre", "mean_updates")
@@ -38,14 +38,14 @@ def shard(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> T
 def gather(tensor: Tensor, process_group: "dist.ProcessGroup | None" = None) -> Tensor:
     """The whole tensor (.., d) from the slices of all ranks, on every rank. Collective."""
     fits = is_dense(tensor) and tensor.dim() > 0
-    alike = zlib.crc32(repr((tensor.dtype, *tensor.shape[:-1])).encode()) if fits else -1
+    kind = zlib.crc32(repr((tensor.dtype, *tensor.shape[:-1])).encode()) if fits else -1
     device = tensor.device if fits else _message_device(process_group)
-    # gloo ends the process if ranks send tensors of different sizes, so they first tell each other what they have.
-    told = torch.zeros(dist.get_world_size(process_group), 2, dtype=torch.int64, device=device)
-    told[dist.get_rank(process_group)] = torch.tensor([tensor.shape[-1] if fits else 0, alike])
-    dist.all_reduce(told, group=process_group)
-    lengths: list[int] = told[:, 0].tolist()
-    if not fits or (told[:, 1] != alike).any():
+    # gloo ends the process if ranks send tensors of different sizes. So they first exchange lengths and kinds.
+    reports = torch.zeros(dist.get_world_size(process_group), 2, dtype=torch.int64, device=device)
+    reports[dist.get_rank(process_group)] = torch.tensor([tensor.shape[-1] if fits else 0, kind])
+    dist.all_reduce(reports, group=process_group)
+    lengths: list[int] = reports[:, 0].tolist()
+    if not fits or (reports[:, 1] != kind).any():
         expected = "a tensor (.., d) whose dtype and other lengths are the same on all ranks"
         raise ValueError(f"gather: tensor must be {expected}, got {describe(tensor)} on this one")
     padded = torch.nn.functional.pad(tensor.detach(), (0, max(lengths) - tensor.shape[-1])).contiguous()
@@ -89,7 +89,7 @@ class Ranks:
         # Weak: torch.distributed owns the group. While others refer to it, destroy_process_group does not end its
         # threads, and a gloo thread that still holds a tensor when Python ends aborts the process.
         self._group = weakref.ref(process_group)
-        # A model on a device without values, which is refused later: the peers must be told so.
+        # A model on another device, such as meta, is refused later. The message about it to the peers needs a device.
         fits = isinstance(device, torch.device) and device.type in ("cpu", "cuda")  # NumPy arrays have a str
         self.device = device if fits and device else _message_device(process_group)
         self._server = 0  # number of this server among those of the group; 0: not started yet

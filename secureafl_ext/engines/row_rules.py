@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from .fused_rows import FusedRows, plain
+from .fused_rows import FusedRows, fits_any
 
 step = torch.ops.secureafl.row_step_.default
 
@@ -14,7 +14,7 @@ RULES = ("krum", "spectral", "geometric_median", "centered_clip")
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether the op supports these settings; Composed supports the rest."""
-    return config.rule in RULES and config.buckets == 1 and plain(config, clients, device)
+    return config.rule in RULES and config.buckets == 1 and fits_any(config, clients, device)
 
 
 class FusedRowRules(FusedRows):

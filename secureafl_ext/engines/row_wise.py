@@ -15,8 +15,6 @@ from ..rules.support import Support
 from .history import History
 
 AT_THE_CAP = 1 - 1e-5  # a correction with this share of the largest allowed norm was capped, up to rounding
-
-
 AVERAGED: dict[str, type[Kinship] | type[Support]] = {"kinship": Kinship, "support": Support}
 
 
@@ -32,7 +30,7 @@ class Arrival(NamedTuple):
     client: Tensor  # (1) int64
     update: Tensor  # (d), clipped at first contact
     along: Tensor  # (n) float64, inner products with the clients' last updates; 0 without one
-    square: Tensor  # () float64, of its norm
+    square: Tensor  # () float64, squared norm of the update
     taken: Tensor  # () bool, whether it takes part in this round
     stored: Tensor  # () bool, whether it takes part in later ones
     steps: Tensor  # () bool, whether the model will step
@@ -77,7 +75,7 @@ class RowWise:
         present: (n) bool, clients that count
         """
         client, update, along, square, taken, stored, steps = arrival
-        used = taken | stored  # NaN * 0 is NaN: a row that is not finite must not be there
+        used = taken | stored  # otherwise zeros: NaN * 0 is NaN, so a row that is not finite would spoil the sums
         update, along, square = (torch.where(used, value, 0) for value in (update, along, square))
         corrected = self.config.memory > 0 and self.config.trust > 0
         rows = self._estimates(model, history) if corrected else history.last_updates  # (n, d)
@@ -87,8 +85,10 @@ class RowWise:
         clip, similarity = None, self.similarity
         if similarity:
             norms = products.diagonal().sqrt()
-            median_norm = median_of(norms, mask)  # with clients on probation: frequent attackers leave it first
-            clip = clip_to(norms, median_norm)  # median of all, not of the kept: most of these may be attackers
+            # Of all clients that count, also those that past_probation and kept leave out below: attackers who upload
+            # often are the first past it, and may be most of the kept.
+            median_norm = median_of(norms, mask)
+            clip = clip_to(norms, median_norm)
             # Similarity compares the updates that were sent, not their estimates.
             last_norms = row_norms(history.last_updates) if corrected else self.products.diagonal().sqrt()
             known = history.seen.index_select(0, client) & stored
@@ -106,8 +106,8 @@ class RowWise:
         if clip is not None:
             weights *= clip
         own, others = weights.index_select(0, client), weights.index_fill(0, client, 0)
-        alone = self.config.step == "received"
-        direction = own * mask.sum() * update if alone else others @ rows + own * update
+        received_only = self.config.step == "received"
+        direction = own * mask.sum() * update if received_only else others @ rows + own * update
         if of_centre is not None:
             direction += of_centre.to(rows.dtype) * self.centre
             self.centre.copy_(torch.where(steps & mask.any() & direction.isfinite(), direction, self.centre))
@@ -146,7 +146,7 @@ class RowWise:
     def _weights(
         self, products: Tensor, mask: Tensor, rows: Tensor, client: Tensor, update: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Of the rows (n) and of the centre () if there is one, float64; zeros if no row takes part."""
+        """float64 weights of the rows (n), and of the centre () or None without one; zeros if no row takes part."""
         c, kept = self.config, mask
         centred = c.rule == "centered_clip"
         if centred:
@@ -158,14 +158,12 @@ class RowWise:
             kept = torch.nn.functional.pad(mask, (0, 1), value=True)
         gram = torch.where(kept[:, None] & kept, products, 0)  # products of a row above MAX_SQUARE may be NaN
         if c.buckets > 1:
-            deal = bucketed(mask, self.rounds, c.buckets)  # (b, n)
-            taking = deal.any(1)
+            buckets = bucketed(mask, self.rounds, c.buckets)  # (b, n)
+            filled = buckets.any(1)
             if centred:  # the centre is a bucket of its own
-                deal = torch.nn.functional.pad(deal, (0, 1, 0, 1))
-                deal[-1, -1].fill_(
-                    1
-                )  # assignment of a number copies from the host, and a CUDA graph cannot capture that
-            weights = WEIGHTS[c.rule](deal @ gram @ deal.T, taking, c) @ deal
+                buckets = torch.nn.functional.pad(buckets, (0, 1, 0, 1))
+                buckets[-1, -1].fill_(1)  # not `= 1`: that copies from the host, which a CUDA graph cannot capture
+            weights = WEIGHTS[c.rule](buckets @ gram @ buckets.T, filled, c) @ buckets
         else:
             support = self.similarity if isinstance(self.similarity, Support) else None
             weights = support.weights(mask) if support else WEIGHTS[c.rule](gram, mask, c)
@@ -187,6 +185,7 @@ class RowWise:
 
 
 def _replaced(products: Tensor, here: Tensor, others: Tensor, own: Tensor) -> Tensor:
-    """Inner products (n, n) after row `here` (1) is replaced: `others` (n) with the rest, `own` () its square."""
+    """(n, n): the inner products after row `here` (1) is replaced. others: (n) products of the new row with the rest
+    own: () its square"""
     row = others.index_copy(0, here, own[None])
     return products.index_copy(0, here, row[None]).index_copy(1, here, row[:, None])

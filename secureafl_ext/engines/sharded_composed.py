@@ -45,7 +45,7 @@ class OverRanks(Composed):
         return self._update_sums
 
     def _notify_of(self, refresh: bool) -> NotifyPeers:
-        """For a rank's own part of a round: if it ends with a refresh, the peers will wait for the message of that."""
+        """For the part of a round that a rank does alone. If a refresh follows, the peers wait for its message."""
         return self.notify_peers if refresh else NotifyPeers(None)
 
     def _take_shifts_of_first_rank(self, support: Support | MeanSteps, rounds: int) -> None:
@@ -82,8 +82,8 @@ class ShardedAverages(OverRanks, Averaged):
     def _refresh(self, mask: Tensor) -> None:
         """A message with the inner products of all means, over all coordinates; then one with the shifts.
 
-        The first is of another length than all others. Ranks that send messages of different lengths at a time are
-        ended by gloo. So all ranks first agree, in a message of the usual length, that they are here.
+        The first is longer than all others, and gloo ends ranks whose messages differ in length. So all ranks first
+        agree on the refresh, in a message of the usual length.
         """
         facts = {"rounds": self.rounds}
         with self.notify_peers:

@@ -2,9 +2,9 @@
 
 A count sketch (Charikar et al. 2002): every k neighbouring coordinates are dealt to the k buckets by a secret
 permutation of their own, and a bucket is the sum of its coordinates with secret signs. The inner product of two
-sketches is that of the vectors, with an error of about 1 / sqrt(k) times their norms. Who does not know the seed cannot
-choose a vector whose sketch is short. One permutation of all d coordinates would do the same, but its reads would be
-scattered over the whole memory.
+sketches is that of the vectors, with an error of about 1 / sqrt(k) times their norms. An attacker who does not know the
+seed cannot choose a vector whose sketch is short. One permutation of all d coordinates would do the same, but its reads
+would be scattered over the whole memory.
 """
 
 import torch

@@ -6,17 +6,18 @@ from torch import Tensor
 from ..config import Config
 from ..rules import support
 from ..rules.similarity import SPAN
-from .fused_rows import FusedRows, plain
+from .fused_rows import FusedRows, fits_any
 
 step = torch.ops.secureafl.support_step_.default
 
 
 def fits(config: Config, clients: int, device: torch.device) -> bool:
     """Whether the op supports these settings; Composed supports the rest."""
-    return config.rule == "support" and plain(config, clients, device)
+    return config.rule == "support" and fits_any(config, clients, device)
 
 
 def bounds() -> tuple[float, ...]:
+    """The constants of rules/support.py in the order of the ops' arguments."""
     return (
         *(support.CUT, support.CROWD, support.CROWD_LEAST, support.ODD, support.ODD_LEAST, support.KIN),
         *(support.SHORT_SQUARE, support.FEW_KIN, support.SHORT_LEVEL, support.FADE, support.AGAIN, support.MOST),

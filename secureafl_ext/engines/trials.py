@@ -1,7 +1,7 @@
 """Trials: the steps of a newcomer grow from nothing to full.
 
-A client that has lost its weight could come back under a fresh number, of which nothing is known, and have full steps
-until it is found again. In a trial its updates are judged like all others, but they hardly move the model.
+An attacker that has lost its weight could come back under a new client number and make full steps until it is found
+again. In a trial a client's updates are judged like all others, but they hardly move the model.
 
 A trial lasts a number of epochs in which the client uploads: to be silent, or to upload often in one epoch, does not
 shorten it. A newcomer's progress is the share of its trial that has passed. Its steps are scaled by progress / usual
@@ -34,18 +34,18 @@ class Trials:
     def __init__(self, clients: int, epochs: int, quorum: int):
         self.epochs, self.quorum = epochs, max(quorum, 1)
         self.epoch, self.rounds = 0, 0  # rounds: in this epoch
-        self.founded = NEW  # the epoch in which the quorum had come
+        self.founded = NEW  # the epoch in which the quorum was reached; NEW: it is not yet
         self.usual = WHOLE  # progress of the median active client, at the end of the last epoch
         self.last = [NEW] * clients  # epoch of each client's last round
-        self.again = [NEW] * clients  # the same of rounds that were not its first
+        self.again = [NEW] * clients  # epoch of each client's last round that was not its first
         self.served = [0] * clients  # epochs with such a round, since the client came or came back
-        self.needs = [0] * clients  # so many of them are its trial
+        self.needs = [0] * clients  # length of its trial in such epochs; 0: no trial
         self._active: set[int] = set()
-        self._met = self._done = 0
-        self._count()
+        self._met = self._done = 0  # clients that ever had a round; those with one, not their first, in this epoch
+        self._recount()
 
     def share(self, client: int) -> float:
-        """Of a full step, that this client may make now."""
+        """The part of a full step that this client may make now: 0 to 1."""
         progress = self._progress(client)
         return progress / self.usual if progress < self.usual else 1.0
 
@@ -65,8 +65,8 @@ class Trials:
         if 3 * self._done >= 2 * len(self._active) or self.rounds >= STALL * len(self._active):
             self._end_epoch()
 
-    def before(self, client: int) -> Callable[[], None]:
-        """Undoes the next `count_round` of this client, also one that an error has cut short."""
+    def undo_of(self, client: int) -> Callable[[], None]:
+        """A function that undoes the next `count_round` of this client, also one that an error has cut short."""
         lists = self.last, self.again, self.served, self.needs
         own = [numbers[client] for numbers in lists]
         clock = self.epoch, self.rounds, self.founded, self.usual, self._met, self._done
@@ -89,14 +89,14 @@ class Trials:
             self.last[client] = LEFT
 
     def forget(self, client: int) -> None:
-        """Whoever has this number next is a newcomer, in the time of the founders too."""
+        """The next client with this number is a newcomer with a trial, even while others are founders."""
         if self.last[client] != NEW:
             self._stop_counting(client)
             self._met -= 1
             self.last[client], self.served[client], self.needs[client] = NEW, 0, self.epochs
 
     def shares(self) -> list[float]:
-        """(n): as `share`, of all clients."""
+        """(n): `share` of every client."""
         return [self.share(client) for client in range(len(self.last))]
 
     def on_trial(self) -> int:
@@ -111,10 +111,10 @@ class Trials:
     def load(self, state: Tensor) -> None:
         (self.epoch, self.rounds, self.founded, self.usual), *rows = state.tolist()
         self.last, self.again, self.served, self.needs = (list(column) for column in zip(*rows, strict=True))
-        self._count()
+        self._recount()
 
     def _trial(self, client: int) -> tuple[int, int]:
-        """(served, needs) of this client, if it has a round now."""
+        """(served, needs) of this client as they will be if it has a round now."""
         last, served, needs = self.last[client], self.served[client], self.needs[client]
         if last == NEW:
             founding = self.founded == NEW or self.epoch < self.founded + FOUNDING
@@ -127,6 +127,7 @@ class Trials:
         return served, needs
 
     def _progress(self, client: int) -> int:
+        """The share of the client's trial that has passed, times WHOLE."""
         served, needs = self._trial(client)
         return WHOLE if served >= needs else WHOLE * served // needs
 
@@ -138,7 +139,7 @@ class Trials:
         self.usual = progress[len(progress) // 2]
 
     def _oldest(self) -> int:
-        """Epoch from which on the last round of an active client is."""
+        """The earliest epoch that the last round of an active client can have."""
         return max(self.epoch - RECENT, 0)
 
     def _stop_counting(self, client: int) -> None:
@@ -146,8 +147,8 @@ class Trials:
         self._done -= self.again[client] == self.epoch
         self.again[client] = NEW
 
-    def _count(self) -> None:
-        """What follows from the rest, kept so that no round looks at all clients."""
+    def _recount(self) -> None:
+        """Compute the counts that follow from the lists. They are kept so that no round must look at all clients."""
         oldest = self._oldest()
         self._met = sum(last != NEW for last in self.last)
         self._active = {client for client, last in enumerate(self.last) if last >= oldest}

@@ -83,7 +83,7 @@ class CheckpointedServer(ServerCore):
         logger.info("checkpoint %s written at version %d", path, version)
 
     def __getstate__(self) -> None:
-        """copy and pickle ask for this. A lock, views and streams cannot be copied."""
+        """Called by copy and pickle. A lock, views and streams cannot be copied."""
         raise TypeError("SecureAFL: a server cannot be copied or pickled; use state_dict and load_state_dict, or save")
 
     def _tensors(self, device: torch.device | None) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ class CheckpointedServer(ServerCore):
         return {"version": self.version, "stale": self._stale, "too_soon": self._too_soon}
 
     def _described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, about): on the CPU, since a GPU may have no room for a second history"""
+        """(tensors, about): the contents of a checkpoint. On the CPU: a GPU may have no room for a second history."""
         with self._ordered():
             config, dtype = asdict(self.config), name_of(self.dtype)
             about = {"config": config, "clients": self.clients, "dtype": dtype, "state": self._numbers()}
@@ -148,7 +148,7 @@ def checked_path(caller: str, path: object) -> Path:
 
 
 def read_checkpoint(path: str | os.PathLike, ranks: Ranks | None) -> states.Checkpoint:
-    """A file of `save`, checked; with ranks, this rank's slices alone."""
+    """The checked contents of a file of `save`; with ranks, only this rank's slices."""
     path = checked_path("SecureAFL.load", path)
     tensors, about = files.read(path, SLICED, **({"bounds": ranks.bounds} if ranks else {}))
     return states.described("SecureAFL.load", tensors, about)

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def need_no_call(lock: threading.RLock, caller: str) -> None:
-    """An error if this thread holds the lock already: it is in the handler of a signal, which came within a call."""
+    """Raise an error if this thread is within a call already: a signal's handler has interrupted that call, and the
+    reentrant lock would let the handler's own call through."""
     if lock._is_owned():  # type: ignore[attr-defined]
         how = "a signal's handler must only note the signal, for the time after that call"
         raise RuntimeError(f"{caller}: another call of this thread must have returned, got one within it; {how}")
@@ -69,8 +70,7 @@ class ServerCore:
             yield
 
     def _need_whole(self, call: str) -> None:
-        """Refuse a call after a round that was cut short, and one from within another call of this thread, which may be
-        half done: the lock would let it pass."""
+        """Refuse a call after a round that stopped half-way, and a call within another one (see need_no_call)."""
         if self._is_half_done and call != "load_state_dict":
             got = "the last round must be whole, got one that ran out of memory half-way"
             raise RuntimeError(f"SecureAFL.{call}: {got}; load the last checkpoint")
@@ -121,9 +121,9 @@ class ServerCore:
         """Counts since the start: rounds accepted, rejected, and rejected as non_finite; corrections capped, and
         corrections given up (fallbacks); submissions refused without a round: stale, too_soon.
 
-        And now: clients with a history that count (present), that do not yet (on_probation), and that do not because
-        they have been silent too long or have left (expired). Of those that count: clients whose remembered update has
-        almost no weight (left_out); 0 if the rule has no weights. And newcomers whose steps still grow (on_trial).
+        Numbers of clients now. Each client with a history is present (it counts), on_probation (it does not count yet)
+        or expired (it has been silent too long, or has left). left_out: those present whose remembered update has
+        almost no weight; 0 if the rule has no weights. on_trial: newcomers whose steps still grow.
         """
         with self._ordered():
             counts = dict(zip(COUNTS, self._engine.counts.tolist(), strict=True))
@@ -155,7 +155,7 @@ class ServerCore:
 
     @property
     def similarity(self) -> Tensor | None:
-        """(n, n) float64, read-only: inner products of the clients' mean updates, in squares of the median norm. None
+        """(n, n) float64, read-only: inner products of the clients' mean updates, in units of (median norm)^2. None
         with other rules than "kinship" and "support", with sketches, and with averages="steps" and a process group.
         With averages="steps" it is computed once in 2 n versions, and may be that old."""
         with self._ordered():
@@ -218,7 +218,7 @@ class ServerCore:
         return self._engine.row_weights(model) if self.config.estimate else None
 
     def _number(self, call: str, client: Tensor | int) -> Tensor:
-        """(1): the client's number as a tensor. One that is on the device already is not read."""
+        """(1) int64: the client's number on the server's device. A tensor is not read: that would be a wait."""
         if isinstance(client, Tensor) and client.shape == (1,) and client.dtype == torch.int64:
             if client.device != self._models.device:
                 expected = f"on {self._models.device}, got {client.device}"

@@ -132,7 +132,7 @@ class SecureAFL(CheckpointedServer):
             if update.dtype != self._models.dtype:
                 update = update.to(self._models.dtype)
             share = self._trials.share(client) if self._trials else 1.0
-            counts, undo_trial = self._engine.counts.clone(), self._trials.before(client) if self._trials else None
+            counts, undo_trial = self._engine.counts.clone(), self._trials.undo_of(client) if self._trials else None
             before = self.version, self._turns[client]
             try:
                 receipt = self._round(client, update, trained_on, staleness, share)
@@ -141,7 +141,7 @@ class SecureAFL(CheckpointedServer):
                 self.version, self._turns[client] = before
                 if undo_trial:
                     undo_trial()
-                self._settle_round(client, counts, error)
+                self._finish_after_error(client, counts, error)
                 raise
             return receipt
 
@@ -151,11 +151,11 @@ class SecureAFL(CheckpointedServer):
         if self._trials:
             self._trials.count_round(client)
 
-    def _settle_round(self, client: int, counts: Tensor, error: BaseException) -> None:
-        """After an error, so that the round is done as a whole or not at all: the engine's part may be done already. An
-        error that a signal's handler raised comes between any two lines. Waits for the device.
+    def _finish_after_error(self, client: int, counts: Tensor, error: BaseException) -> None:
+        """Finish the round if the engine's part is done already: a round happens as a whole or not at all. The error of
+        a signal's handler can come between any two lines. Waits for the device.
 
-        counts: those of the engine before the round, which counts every round as accepted or rejected
+        counts: the engine's counts before the round. They tell whether it is done: each round is accepted or rejected
         """
         if torch.equal(counts, self._engine.counts):
             return
@@ -173,7 +173,7 @@ class SecureAFL(CheckpointedServer):
     def _round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, staleness: int | None, share: float = 1.0
     ) -> Receipt:
-        """share: of a full step, that the client may make"""
+        """share: the part of a full step that the client may make (see `trial`)"""
         now, new = (v % len(self._rows) for v in (self.version, self.version + 1))
         self._engine.lr = self.config.lr * share
         outcome = self._engine.round(client, update, trained_on, self._models, now, new)
@@ -183,7 +183,7 @@ class SecureAFL(CheckpointedServer):
         return Receipt(outcome.accepted, outcome.factor, staleness, self.version, outcome.reason, weight=weight)
 
     def _keep_finite(self) -> None:
-        """The next model must be finite in the dtype of the caller too, if that is the narrower one."""
+        """Where the new model overflows in the caller's dtype, if that is the narrower one, keep the old value."""
         if self.dtype != self._models.dtype:
             model, stepped = (self._rows[v % len(self._rows)] for v in (self.version, self.version + 1))
             stepped.copy_(torch.where(stepped.to(self.dtype).isfinite(), stepped, model))

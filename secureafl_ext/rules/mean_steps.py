@@ -18,7 +18,7 @@ from .sums import inner
 SPAN = 8  # averaging window, in full steps: a client that turns harmful is found within so many
 LEAST = 0.03  # share of an upload that does not move the model: so a client without weight can recover, slowly
 NO_DIRECTION = 1e-24  # square of a mean that is all noise: above 0, to differ from that of a client without a mean
-ALONE = 0.75  # a mean with more noise than this is hardly more than one upload: its length is not known yet
+ALONE = 0.75  # a mean with more noise than this is almost a single upload: its length cannot be estimated yet
 
 
 class MeanSteps:
@@ -47,7 +47,7 @@ class MeanSteps:
     def add(
         self, client: Tensor, update: Tensor, norm: Tensor, median_norm: Tensor, stored: Tensor, moved: Tensor
     ) -> None:
-        """Average an upload of client (1) if it is stored. update: (k), finite
+        """Average an upload of client (1) if it is stored. update: (k) it or its sketch, finite
         norm, median_norm: () float64, of this upload and of all clients' last ones
         moved: () float64, how far the model moved along it, in full steps"""
         mean, noise, total, before = (

@@ -20,7 +20,7 @@ KEPT = 2**27  # a table of at most so many is kept for the next pass over it: 1 
 
 class SketchedSupport:
     """means: (n, k) mean sketch of each client's updates, clipped to the median norm of all and divided by it
-    squares: (n) float64, mean inner product of consecutive ones: without the noise that the square of a mean has
+    squares: (n) float64, mean inner product of consecutive updates: without the noise that the square of a mean has
     met: (n) int64, uploads of each client but its first    norms: (n) float64, of the last updates
     shift: (n) float64, of the clients' weights from 1 / count
     """

@@ -37,20 +37,20 @@ ODD_LEAST = 0.3
 GROUP = 0.25  # a client's group may be larger than the usual one by this share; if it is larger still, it loses weight
 GROUP_SPREADS = 2.0  # or by this many times (median size - lower quartile), if that is more
 GROUP_LEAST = 0.08  # or this share of the clients, if that is more: after an attack the usual group may be tiny
-GROUP_END = 1.2  # at this many times that bound its group is left with GROUP_LEFT of the weight of a usual group
-GROUP_LEFT = 0.7  # not with nothing: what honest clients without weight know is not learned, and their group grows
+GROUP_END = 1.2  # from this many times that bound on, its group keeps only GROUP_LEFT of the weight of a usual group
+GROUP_LEFT = 0.7  # not 0: the data of honest clients without weight are not learned, and so their group would grow
 OPPOSED = 0.2  # a client with more opponents than kin, by more than this share of a usual group, loses weight
-OPPOSED_END = 0.5  # at this share all of it
+OPPOSED_END = 0.5  # at this share it loses all weight
 APART = 2.0  # a client this many spreads further along the odd directions than usual loses weight
-APART_END = 4.0  # at this many all of it
+APART_END = 4.0  # at this many it loses all weight
 FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: with almost no kin the residual is the mean update
 SHORT_LEVEL = 0.2  # floor for the squares of mean updates in the usual eigenvalue
-FADE = 0.25  # from twice this share of the mean weight down to this share, a client's weight falls to nothing
+FADE = 0.25  # a weight below twice this share of the mean weight is reduced, to 0 at this share
 AGAIN = 0.7  # the crowd is looked for a second time, with this part of the bound: now without the odd directions
-MOST = 2.0  # a client has at most this many mean weights: the bound on what it can move
+MOST = 2.0  # a client has at most this many mean weights: this bounds its influence
 NORMAL, LEAST_SPREAD = 1.4826, 1e-3  # a normal distribution's spread in median deviations; floor for a spread
 STAGES = 3
 
@@ -81,7 +81,7 @@ class Support(Similarity):
         reset_shifts(self.shift, mask)
         chosen = mask.nonzero()[:, 0]
         if len(chosen):
-            self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # larger ones only from a file
+            self.shift[chosen] = shifts(self.means[chosen][:, chosen].clamp(-1, 1))  # beyond 1 only in a loaded state
 
 
 def first_basis(clients: int, device: torch.device) -> Tensor:
@@ -177,15 +177,15 @@ def kept_by_group(sizes: Tensor) -> Tensor:
 
 
 def kept_by_vote(sizes: Tensor, support_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """(c): the share of its weight that each client keeps, from the size of its group and from who opposes it.
+    """(c): the share of its weight that each client keeps, from the sizes (c) of the clients' groups and their votes.
 
-    Clients that push back what others with the same data want have opponents and hardly any kin. The vote of a client
-    counts by the share that it keeps.
+    Clients that push against those with the same data have opponents and hardly any kin. The vote of a client counts
+    by the share that it keeps.
     support_of: maps votes (c) to (c), for each client the votes of its kin minus those of its opponents
     """
     usual, by_group = median(sizes), kept_by_group(sizes)
     kept = by_group
-    for _ in range(2):  # the second time with fewer votes of those who are left out
+    for _ in range(2):  # in the second pass the votes of clients that have lost weight count less
         opposed = -support_of(kept) / usual
         kept = by_group * ((OPPOSED_END - opposed) / (OPPOSED_END - OPPOSED)).clamp(0, 1)
     return kept
@@ -208,12 +208,13 @@ def kept_by_distance(loadings: Tensor) -> Tensor:
 
 
 def centered(products: Tensor) -> Tensor:
+    """(c, c): inner products of the mean updates minus the mean of all, from those of the mean updates."""
     mean = products.mean(0)
     return products - mean - mean[:, None] + mean.mean()
 
 
 def level(products: Tensor) -> Tensor:
-    """(): the usual eigenvalue, the median over the clients of the one that a client takes part in."""
+    """(): the usual eigenvalue: the median over the clients of (M M)_ii / M_ii, for the inner products M (c, c)."""
     own = products.square().sum(1) / products.diagonal().clamp(min=SHORT_LEVEL)
     return median(own)
 

@@ -91,7 +91,7 @@ def test_gamma_is_the_least_that_saturates_the_median(random):
     rows[:40] = mu + 0.05 * torch.randn(40, d, generator=random)
     seen = torch.arange(50) < 40
     mean, away = rows[:40].mean(0), -mu.sign()
-    gamma = attack._worthwhile(stand_in(rows, seen), mean, away)
+    gamma = attack._min_gamma(stand_in(rows, seen), mean, away)
     assert 0.03 <= gamma <= 0.2
 
     def shift(gamma):
@@ -101,7 +101,7 @@ def test_gamma_is_the_least_that_saturates_the_median(random):
     most = shift(1e3)
     assert shift(gamma) >= 0.99 * most > shift(gamma / 2)
     assert most / math.sqrt(d) == pytest.approx(0.32 * 0.05, rel=0.25)  # spec 3.10: 0.32 deviations for a fifth
-    lazy = make("adaptive", run, saturation=0.5)._worthwhile(stand_in(rows, seen), mean, away)
+    lazy = make("adaptive", run, saturation=0.5)._min_gamma(stand_in(rows, seen), mean, away)
     assert lazy < gamma
 
 
@@ -111,11 +111,11 @@ def test_attackers_estimates_and_the_unseen_do_not_count_as_honest(random):
     rows = torch.randn(scenes.CLIENTS, 30, generator=random)
     seen = torch.ones(scenes.CLIENTS, dtype=torch.bool)
     mean, away = rows[scenes.HONEST].mean(0), torch.ones(30)
-    gamma = attack._worthwhile(stand_in(rows, seen), mean, away)
+    gamma = attack._min_gamma(stand_in(rows, seen), mean, away)
     other = rows.index_fill(0, run.malicious, 1e6)
-    assert torch.equal(attack._worthwhile(stand_in(other, seen), mean, away), gamma)
+    assert torch.equal(attack._min_gamma(stand_in(other, seen), mean, away), gamma)
     seen[scenes.HONEST[2:]] = False
-    gammas = [attack._worthwhile(stand_in(rows.index_fill(0, torch.tensor(scenes.HONEST[2:]), value), seen), mean, away)
+    gammas = [attack._min_gamma(stand_in(rows.index_fill(0, torch.tensor(scenes.HONEST[2:]), value), seen), mean, away)
               for value in (0.0, 1e6, -1e6)]  # fmt: skip
     assert gammas[0] == gammas[1] == gammas[2]
 
@@ -124,7 +124,7 @@ def test_with_nobody_seen_gamma_is_in_units_of_the_mean():
     run = scenes.scene()
     attack = make("adaptive", run)
     nobody = stand_in(torch.zeros(scenes.CLIENTS, 30), torch.zeros(scenes.CLIENTS, dtype=torch.bool))
-    gamma = attack._worthwhile(nobody, torch.full((30,), 2.0), -torch.ones(30))
+    gamma = attack._min_gamma(nobody, torch.full((30,), 2.0), -torch.ones(30))
     assert gamma.item() in [pytest.approx(2 * times) for times in SPREADS]
 
 
@@ -132,4 +132,4 @@ def test_a_mean_leaves_nothing_to_saturate():
     run = scenes.scene()
     attack = make("adaptive", run, gamma=7.0)
     for config in (SimpleNamespace(rule="mean", estimate=True), SimpleNamespace(rule="median", estimate=False)):
-        assert attack._worthwhile(SimpleNamespace(config=config), None, None) == 7
+        assert attack._min_gamma(SimpleNamespace(config=config), None, None) == 7

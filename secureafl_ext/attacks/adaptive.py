@@ -76,11 +76,12 @@ class Adaptive:
         return past_rule(view.server, view, mean, self.gamma * away)
 
     def _past_secureafl(self, view: View, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor:
-        """The filter's ball around the client's last update. At first contact only the norm is bounded."""
+        """The update nearest to the wish in the ball that the filter accepts, around the client's last update. At first
+        contact only the norm is bounded."""
         if server.similarity is not None:
             wish = self._unnoticed(view, server, away)
         else:
-            wish = mean + self._worthwhile(server, mean, away) * away
+            wish = mean + self._min_gamma(server, mean, away) * away
         last, model = server.last(view.client)
         moved = norm(view.model - model)
         # A client that receives its last model again must repeat its update, whatever the threshold.
@@ -105,7 +106,7 @@ class Adaptive:
         median_norm = median_of(row_norms(server.estimates()), honest)
         return own + torch.where(honest.any(), reach * median_norm, norm(own)) * away
 
-    def _worthwhile(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:
+    def _min_gamma(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:
         """(): the smallest gamma that shifts the median of all estimates almost as far as an infinite gamma.
 
         It assumes that all attackers send the same update, because their estimates stay in the history. The median also

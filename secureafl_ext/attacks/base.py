@@ -80,11 +80,11 @@ class Attack(Protocol):
     """update() and after() may be captured in a CUDA graph: they must not wait for the device or draw numbers.
 
     Optional: `uploads(client, malicious) -> Tensor`, for an attack whose clients fall silent. The loop calls it once,
-    on the host, before the first round. client: (rounds) int64, who is to upload    malicious: (rounds) bool
+    on the host, before the first round. client: (rounds) int64, the planned uploader    malicious: (rounds) bool
     It returns (rounds) bool, False where a malicious client stays silent: an honest client uploads in its place.
 
     Optional: `order(clients) -> Tensor`, for an attack that chooses which of its clients uploads when; called before
-    `uploads`. clients: (malicious rounds) int64, who is to upload in each. It returns who does so instead.
+    `uploads`. clients: (malicious rounds) int64, the planned uploader. It returns the uploaders in their place.
     """
 
     @property

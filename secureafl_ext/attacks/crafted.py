@@ -145,7 +145,7 @@ def units(rows: int, size: int, random: torch.Generator) -> Tensor:
     return F.normalize(torch.randn(rows, size, generator=random, device=random.device), dim=1)
 
 
-# Attacks of their own name: points of the space above. All other options stay open.
+# Attacks with a name of their own: Crafted with other defaults. All options can still be set.
 PRESETS = {
     # One upload that the server remembers; huge, because nothing judges it at first contact.
     "ghost": partial(Crafted, strength=1000.0, honest_part=False, silence=1),

@@ -16,7 +16,7 @@ from .trigger import poison
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What the attackers compute from honest minibatches in one round."""
+    """The attackers' statistics of honest gradients in one round."""
 
     view: View
     gradients: Tensor  # (k, d) one honest gradient each
@@ -85,6 +85,7 @@ DIRECTIONS: dict[str, Callable[[Scene, Trigger | None], Direction]] = {
 
 
 def constant(vector: Tensor) -> Direction:
+    """The same direction (d), of norm 1, in every round."""
     unit = F.normalize(vector, dim=0)
     return lambda sight: unit
 

@@ -1,6 +1,6 @@
 """How an update gets past a rule: from the honest mean as far towards a wish as the rule still accepts.
 
-The compared rules have a way each, in WAYS. Every other rule, such as that of a plug-in, is met by `generic`.
+Each compared rule has an evasion of its own, in WAYS. All other rules, such as those of plug-ins, get `generic`.
 """
 
 from collections.abc import Callable
@@ -47,8 +47,8 @@ def past_rule(server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Ten
 
 
 def generic(server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
-    """The update that the rule says is nearest to the wish. A rule that cannot say it is asked for its acceptance of
-    trial updates: bisection between the honest mean and the wish, with a fixed number of trials for a CUDA graph."""
+    """The accepted update that is nearest to the wish, if the rule can tell it (NearestAccepted). Otherwise bisection
+    between the honest mean and the wish, with a fixed number of trials: a CUDA graph cannot stop earlier."""
     rule = server.rule
     wish = server.arrival(view.client, mean + push, view.model, view.staleness)
     if isinstance(rule, NearestAccepted):
@@ -64,7 +64,7 @@ def generic(server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tenso
 
 
 def rehearsed(rule: Rule, arrival: Arrival) -> Verdict:
-    """The verdict that the rule would give. It judges; then its memory is restored, as if nothing had come."""
+    """The verdict that the rule would give. The rule judges the arrival; then its memory is restored."""
     before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(rule).items()}
     tensors = {name: value for name, value in vars(rule).items() if isinstance(value, Tensor)}
     verdict = Verdict(*(part.clone() for part in rule.judge(arrival)))  # copies: a part may belong to the memory
@@ -93,6 +93,7 @@ def cone(wish: Tensor, axis: Tensor, cosine: Tensor | float) -> Tensor:
 
 
 def straight(rule: AsyncSGD | BASGD, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
+    """The wish itself: the rule accepts every update."""
     return mean + push
 
 
@@ -142,6 +143,7 @@ BEST = {"positive": 0.5**0.5, "shifted": -0.5}
 
 
 def past_async_defender(rule: AsyncDefender, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
+    """The cone of the best cosine to the reference. In the warm-up: the wish."""
     axis = view.current if rule.reference == "model" else rule.direction
     wish = mean + push
     return torch.where(rule.taken < rule.warmup, wish, cone(wish, axis, BEST[rule.weight]))

@@ -28,7 +28,7 @@ class Recipe(NamedTuple):
     size: float  # c_n: weight of a short mask
     sum: float  # c_l: weight of a small sum over the group
     fill: float  # an indicator where the update is zero
-    heard: float  # an indicator arrived if the model moved by this share of it
+    heard: float  # an upload counts as accepted if the model moved by more than this share of its indicator
 
 
 GREY = Recipe(8, 0.05, 2, 0.1, 0.08, 0.1, 1e-2, 1e-4)
@@ -107,7 +107,7 @@ class ThreeDFed:
         moved = local_steps(self.scene.lr, view, lambda model, index: self._constrained(view.model, model, index))
         self.sent.copy_(moved * lifted(norm(clean), norm(moved), self.lift).to(moved.dtype))
 
-        # The indicator comes last: the mask must not change the value that is looked for in the next model.
+        # The indicator comes last: the mask must not change the value that `after` looks for in the next model.
         mask = self.masks[self.scene.rank(view.client)].flatten()
         attack = self.sent.index_add(0, self._places().flatten(), mask)
         self.place.copy_(self.quiet.start + self.sent[self.quiet].abs().argmin())
@@ -150,7 +150,7 @@ class ThreeDFed:
         return clean.index_add(0, place, torch.full_like(self.value, self.push))
 
     def _renew(self) -> None:
-        """Adapt alpha to the fate of the last masks and search new ones. It uses autograd: not for a CUDA graph."""
+        """Adapt alpha to the verdicts on the last masks, and search new masks with autograd: not in a CUDA graph."""
         accepted, uploads = self.tally.unbind(1)
         chance = torch.rand(len(self.alpha), generator=self.random, device=self.alpha.device)
         adapted = adapt(self.alpha, (uploads > 0) & (accepted >= ENOUGH * uploads), chance)
@@ -188,6 +188,7 @@ def search(masks: Tensor, update: Tensor, bias: Tensor | int, alpha: Tensor, mem
 
 
 def centred(masks: Tensor, members: Tensor) -> Tensor:
+    """The masks (f, ..) minus the mean of their group, so that they sum to zero over each group."""
     means = (members / members.sum(1, keepdim=True)) @ masks.flatten(1)  # (groups, ..)
     return masks - (members.T @ means).view_as(masks)
 
@@ -203,7 +204,7 @@ def adapt(alpha: Tensor, accepted: Tensor, chance: Tensor) -> Tensor:
 
 
 def lifted(honest: Tensor, length: Tensor, cap: float) -> Tensor:
-    """(): the factor for an update of this norm, at least 1."""
+    """(): the factor that scales an update of norm `length` up to the norm `honest`: at least 1, at most `cap`."""
     return torch.where(length > 0, honest / length, 1).clamp(1, cap)
 
 

@@ -33,7 +33,7 @@ class Timing:
         return (progress >= self.start) & (progress < self.stop) & ((progress / self.period).frac() < self.duty)
 
     def turn(self, progress: Tensor, count: int) -> Tensor:
-        """int64, 0 to count - 1: which of `count` things has its turn. It changes with every period."""
+        """int64, 0 to count - 1: the item of a list of this length whose turn it is. It changes with every period."""
         return (progress / self.period).long() % count
 
     def uploads(self, client: Tensor, malicious: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ class Timing:
         progress = torch.arange(len(client), dtype=torch.float64) / len(client)
         harmful = malicious & self.attacks(progress)
         keeps = torch.ones_like(malicious)
-        for one in client[malicious].unique():
-            its = client == one
-            before = harmful[its].cumsum(0) - harmful[its].long()  # attacking uploads before each of its arrivals
-            keeps[its] = before < self.silence
+        for attacker in client[malicious].unique():
+            own = client == attacker
+            before = harmful[own].cumsum(0) - harmful[own].long()  # attacking uploads before each of its arrivals
+            keeps[own] = before < self.silence
         return keeps

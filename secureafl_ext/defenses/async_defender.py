@@ -73,8 +73,11 @@ class AsyncDefender:
         self.credible[client] = 1
 
     def _remember(self, step: Tensor, length: Tensor, accepted: Tensor) -> None:
-        """length: the norm before the cap, otherwise the mean could only fall; at most max_norm, otherwise one update
-        could raise it without bound"""
+        """Update the mean direction and the mean norm if the update is accepted.
+
+        length: () the norm before the cap, otherwise the mean could only fall; at most max_norm, otherwise one update
+        could raise it without bound
+        """
         keep = 0.0 if self.reference == "last" else self.momentum
         direction = keep * self.direction + (1 - keep) * step
         self.direction.copy_(torch.where(accepted, direction, self.direction))

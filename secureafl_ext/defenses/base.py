@@ -40,7 +40,8 @@ class Rule(Protocol):
     """Optional: `forget(client: int)` erases the memory of one client, so that another client can take its number.
     Optional: `every: int`, the rounds between two trusted gradients (see Arrival.refresh).
     Optional: `weighs: bool`. If true, `weights` (n) float64 are those of the clients' remembered updates in the last
-    step, and `seen` (n) bool the clients that have one. The summary of a run then tells how well it leaves clients out.
+    step, and `seen` (n) bool the clients that have one. Then the summary of a run has the precision and recall of
+    leaving clients out.
     Optional: the methods of AcceptanceTest or NearestAccepted, for the adaptive attack.
     """
 
@@ -63,7 +64,7 @@ class AcceptanceTest(Protocol):
 
 @runtime_checkable
 class NearestAccepted(Protocol):
-    """A rule that knows which update it accepts is nearest to a given one. The adaptive attack sends that update."""
+    """A rule that can compute the accepted update nearest to a given one. The adaptive attack sends that update."""
 
     def nearest_accepted(self, arrival: Arrival) -> Tensor: ...  # (d)
 

@@ -13,7 +13,7 @@ from .rule_server import RuleServer, check_settings
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What the server of a defense starts from: the arguments of `make`."""
+    """The arguments of `make`, from which a defense builds its server."""
 
     name: str
     model: Tensor  # (d)

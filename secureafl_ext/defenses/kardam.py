@@ -114,6 +114,7 @@ class Kardam:
         return (factor <= bound) | (bound == torch.inf)
 
     def _frequent(self, client: Tensor) -> Tensor:
+        """() bool: whether the client (1) had too many of the last accepted updates."""
         times = (self.recent == client).sum()
         if self.frequency == "off" or self.malicious == 0:  # without f, "lenient" would reject every update
             return torch.zeros_like(times, dtype=torch.bool)

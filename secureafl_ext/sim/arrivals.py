@@ -79,8 +79,10 @@ def speed_up(mean_time: list[float], flood: Flood) -> None:
 
 
 def with_silence(planned: Arrivals, silent: Tensor, honest: Tensor, seed: int) -> Arrivals:
-    """A random honest client uploads wherever a malicious one is silent, on the same version: a run keeps its number of
-    rounds. silent: (rounds) bool    honest: client numbers, at least one if any client is silent
+    """In each round in which a malicious client is silent, a random honest client uploads on the same version. So a run
+    keeps its number of rounds.
+
+    silent: (rounds) bool    honest: client numbers, at least one if any client is silent
     """
     generator = torch.Generator().manual_seed(seed)
     others = honest[torch.randint(max(len(honest), 1), (int(silent.sum()),), generator=generator)]

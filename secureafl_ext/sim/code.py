@@ -1,4 +1,4 @@
-"""code: a name for all that a result depends on besides its settings: the sources of the package and of its ops."""
+"""code: a hash of the sources of the package and of its ops. With the settings it determines a result."""
 
 import hashlib
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import secureafl_ext
 
-ELSEWHERE = ("audit", "cli", "flower", "operate", "report")  # rooms that no run enters
+ELSEWHERE = ("audit", "cli", "flower", "operate", "report")  # subpackages that no run uses
 LENGTH = 12
 
 

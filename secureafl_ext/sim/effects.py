@@ -1,8 +1,8 @@
-"""Settings and options that a run accepts and that still have no effect in it. One that is set all the same is refused.
+"""Valid settings and options that have no effect in a run. A run that sets one is refused.
 
-The table has what is certain. `malicious` is not in it: a run without an attack is the baseline of runs that have one,
-and is made with the same flags. Nothing is refused of an attack, a defense or a rule that a plug-in adds: it may use
-all that it gets.
+The tables have only certain cases. `malicious` is not in them: a run without an attack is the baseline of runs that
+have one, and has the same flags. The options of a plug-in's attack, defense or rule are never refused: it may use all
+that it gets.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ OVER_TIME = ("kinship", "support")  # rules that judge clients by averages over 
 
 
 class Run:
-    """What a condition looks at."""
+    """A run, as the conditions of the tables below see it."""
 
     def __init__(self, settings: Resolved):
         self.settings = settings
@@ -69,8 +69,10 @@ class Run:
 
 
 class Need(NamedTuple):
+    """The condition under which a setting or an option has an effect."""
+
     met: Callable[[Run], bool]
-    why: str  # of the error, if it is not met
+    why: str  # the reason in the error message, if it is not met
 
 
 SETTINGS: dict[str, Need] = {
@@ -168,14 +170,16 @@ class Idle(NamedTuple):
 
 
 def idle(settings: Resolved) -> list[Idle]:
-    """All that is set in this run and has no effect. A value that is the default, or the tuned one, is not set."""
+    """The settings and options without effect that this run sets. A default or tuned value does not count as set."""
     run = Run(settings)
     return [part for part, met in _parts(run) if not met and _is_set(settings, part)]
 
 
 def refuse_idle(many: Sequence[Resolved], free: Collection[str] = ()) -> None:
-    """Raise ValueError for what is set in some of these runs and has no effect in any. free: fields that are not
-    looked at"""
+    """Raise ValueError for a setting or option that some of these runs set and that has no effect in any of them.
+
+    free: fields that are not checked
+    """
     runs = [Run(settings) for settings in many]
     used = {part.name for run in runs for part, met in _parts(run) if met}
     for run in runs:

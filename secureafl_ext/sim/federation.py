@@ -94,7 +94,7 @@ class Federation:
         return samples + len(self.data.train_y) * variant
 
     def log_frequencies(self) -> Tensor:
-        """(n, classes) float32: the logarithm of the share of each label in a client's data, with one more of each."""
+        """(n, classes) float32: log of each label's share of a client's data, with one more sample of each label."""
         labels = self.data.train_y.cpu()[self._order].split(self._sizes.tolist())
         counts = torch.stack([label.bincount(minlength=self.data.classes) for label in labels]) + 1
         return (counts / counts.sum(1, keepdim=True)).log()
@@ -129,13 +129,13 @@ def loaded(name: str, data_dir: str | None, holdout: float, device: str) -> Data
 
 @lru_cache(maxsize=4)
 def changed(data: Dataset, side: int | None, augment: bool) -> Dataset:
-    """With smaller images, and with crops, made once for all runs."""
+    """The data with smaller images, and with random crops, made once for all runs."""
     data = data.reduced(side) if side else data
     return data.augmented() if augment else data
 
 
 def stream(settings: Resolved, purpose: str) -> int:
-    """The seed of one purpose."""
+    """The seed of the random stream for one purpose."""
     return int.from_bytes(hashlib.sha256(f"{purpose} {settings.seed}".encode()).digest()[:6])
 
 

@@ -1,4 +1,4 @@
-"""Live: a run of the simulator on the live page. It is told after every evaluation; nothing is added to a round."""
+"""Live: shows a run of the simulator on the live page. It is updated after every evaluation; rounds cost no more."""
 
 import math
 import time
@@ -29,7 +29,7 @@ class Live:
         self.page.close()
 
     def look(self, rounds: Rounds, point: Point) -> None:
-        """The stretch since the last evaluation: its uploads, spread evenly over its time, and all clients now."""
+        """Show the uploads since the last evaluation, spread evenly over that time, and the state of all clients."""
         now, part = time.time(), slice(self._done, rounds.done)
         client, staleness = (table[part].tolist() for table in rounds.federation.arrivals[:2])
         accepted, malicious = rounds.accepted[part].tolist(), rounds.is_malicious[part].tolist()
@@ -65,7 +65,7 @@ class Live:
 
 
 def look_at(server: Any, now: float) -> Look | None:
-    """None for a defense that has no weights."""
+    """The state of all clients; None for a defense that has no weights."""
     if isinstance(server, SecureAFL):
         return look.look_at(server)
     without, weights = server.left_out(), server.weights()
@@ -77,6 +77,7 @@ def look_at(server: Any, now: float) -> Look | None:
 
 
 def heat_map(server: Any, clients: list[int]) -> tuple[list[int], np.ndarray] | None:
+    """(clients, (k, k) cosines of their mean updates); None if the server keeps no similarities."""
     if not isinstance(server, SecureAFL) or not clients:
         return None
     cosines = look.similarity(server, clients)

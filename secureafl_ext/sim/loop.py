@@ -23,7 +23,8 @@ from .settings import Resolved, Settings, variant_settings
 
 log = logging.getLogger(__name__)
 
-# Columns of a plan's row before the samples: client, row of the model trained on and of the next, staleness, round.
+# Columns of the plan before the samples: client, row in `past` of the model trained on and of the next one, staleness,
+# round.
 HEAD = 5
 CAPTURE_LOCK, STREAMS = threading.Lock(), threading.local()
 
@@ -119,7 +120,7 @@ class Rounds:
             self.server.lr = rate
 
     def _extra(self, clients: Tensor) -> Tensor:
-        """Further samples for the attacks of these malicious clients (rounds), in order of arrival."""
+        """(rounds, own - 1 + honest, B): further samples for the attacks of these malicious clients (rounds)."""
         own = clients[:, None].expand(-1, self.attack.own - 1)
         honest = self.federation.some_honest(len(clients), self.attack.honest)
         return self.federation.draw(torch.cat([own, honest], 1), "extra")
@@ -158,6 +159,7 @@ class Rounds:
         return torch.cat([model[: -len(prior)], model[-len(prior) :] + prior])
 
     def _view(self, row: Tensor, trained_on: Tensor) -> View:
+        """The attacker's view of the round in this row (HEAD + B) of the plan. Uses up one row of `extra`."""
         more = self.extra.index_select(0, self.extra_at)[0]
         self.extra_at += 1
         own = torch.cat([row[HEAD:][None], more[: self.attack.own - 1]])
@@ -262,7 +264,7 @@ def _run(
             raise KeyboardInterrupt
         before = time.perf_counter()
         rounds.advance(min(stretch, settings.rounds - rounds.done))
-        rounds.at.item()  # waits
+        rounds.at.item()  # waits for the device
         spent += time.perf_counter() - before
         curve.append(rounds.evaluate())
         log.debug("%s under %s: %s", settings.defense, settings.attack, curve[-1])
@@ -294,7 +296,7 @@ def _run(
 def defense_settings(settings: Resolved, classes: int) -> dict[str, object]:
     """The keyword arguments of the defense: settings of the run that it needs, then its own options."""
     malicious = round(settings.malicious * settings.clients)
-    # These rules are defined for fewer than half.
+    # These rules are defined for fewer than half of the clients.
     minority: dict[str, object] = {"malicious": min(malicious, (settings.clients - 1) // 2)}
     shared: dict[str, dict[str, object]] = {
         "kardam": {"malicious": malicious},

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 MEMORY = 0.999  # beta_2: the mean square is over about a thousand rounds
-# Coordinates of this usual size are halved, smaller ones hardly change. In Adam it is epsilon, in FedAdam (Reddi et al.
-# 2021) tau; there the rate is divided by it.
+# Coordinates of this usual size are halved, smaller ones hardly change. It is epsilon in Adam and tau in FedAdam (Reddi
+# et al. 2021); there the rate is divided by it.
 USUAL = 1e-3
 START = 1e-2  # the usual size at first: steps are small until it fades, which is a warm-up
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 NAME = "results.jsonl"
 MOST_BYTES = 2**30  # of a results file; a run takes a few thousand
-MOST_BITS = 64  # of a whole number: seeds have them. Readers make floats of it, which end at 1024 bits
+MOST_BITS = 64  # of a whole number, as seeds have. Readers convert it to a float, which overflows at 1024 bits
 # JSON has no such numbers: they are written as these strings, and read back as numbers.
 NOT_FINITE = ("inf", "-inf", "nan")
 
@@ -44,7 +44,7 @@ class Record:
     commit: str | None  # of the package's source; None if it was built from an archive
     device: str
     versions: dict[str, str]
-    code: str | None = None  # of the sources that it depends on; None in older records
+    code: str | None = None  # hash of the sources that it depends on; None in older records
 
 
 def record(outcome: Outcome) -> Record:

@@ -90,7 +90,7 @@ class Audited:
 
     @property
     def head(self) -> str:
-        """The hash of the last line. Whoever notes it elsewhere can prove later that the log was not cut or forged."""
+        """The hash of the last line. Store it elsewhere: `verify` can then prove that the log was not cut or forged."""
         return self._log.head.hash
 
     def submit(self, client: int, update: Tensor, version: int) -> Receipt:
@@ -130,7 +130,7 @@ class Audited:
             self.names.pop(client, None)
 
     def name_client(self, client: int, who: object) -> None:
-        """From here on the log calls the client so: a line `joined`. One line of text, cut to 100 characters."""
+        """Name the client in all later lines; the line `joined` records it. The name is cut to 100 characters."""
         with self._one_call("name_client"):
             client = self._ready("name_client", client)
             name = one_line(str(who))
@@ -147,7 +147,7 @@ class Audited:
     # Checkpoints and recovery
 
     def state_dict(self) -> dict[str, Any]:
-        """`server.state_dict`. A line has its digest, and is on the disk: `recover` finds the place again by it."""
+        """`server.state_dict`, after a line with its digest, by which `recover` finds the place in the log."""
         with self._one_call("state_dict"):
             self._need_head("state_dict")
             return self._name_state()
@@ -173,7 +173,7 @@ class Audited:
             self._at_head = self._behind = False
 
     def recover(self, tell: Callable[[Line], None] = lambda line: None, *, give_up: bool = False) -> int:
-        """Repeat what the log has after the server's state. The number of calls repeated.
+        """Repeat the calls that the log has after the server's state. Returns the number of calls repeated.
 
         Call it after every start: the server has the state of a checkpoint, or that of its beginning. Afterwards its
         state is that before the kill, bit for bit. Every verdict is compared with the log; a difference is an error.
@@ -214,8 +214,8 @@ class Audited:
 
     @contextmanager
     def _one_call(self, method: str) -> Iterator[None]:
-        """Not within another call of this thread: that of a signal's handler would take a place in the log that belongs
-        to the call it interrupts."""
+        """Hold the lock. Refuse a call within another one of this thread: a signal's handler would take the line number
+        of the call that it interrupts."""
         need_no_call(self._lock, f"Audited.{method}")
         with self._lock:
             yield
@@ -234,7 +234,7 @@ class Audited:
         return number_in(f"Audited.{method}", "client", client, 0, self.server.clients - 1)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """A call of the server. Unless it refuses, the next line must say what happened."""
+        """Call the server. Unless it refuses, the server is ahead of the log until the next line."""
         before, version, self._behind = self._behind, self.version, True
         try:
             return getattr(self.server, method)(*arguments)
@@ -255,7 +255,8 @@ class Audited:
         self._at_head = True
 
     def _name_state(self) -> dict[str, Any]:
-        """A state that is named already gets no second line: its checkpoint is continued from the first."""
+        """The server's state, after a line with its digest. A state that the last such line names gets no second one:
+        recovery from its checkpoint starts at the first."""
         state = self.server.state_dict()
         named = digest(state)
         if named != self._state:

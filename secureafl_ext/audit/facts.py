@@ -1,4 +1,4 @@
-"""What the log says of a server: the digest of its state, its settings. Reading them waits for it."""
+"""Facts about a server for the log: the digest of its state, its settings. Reading them waits for the device."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def check_update(update: object, shape: Size, dtype: torch.dtype) -> None:
-    """Refuse what has other values, or none that can be hashed: a sparse tensor, or one in a layout of oneDNN."""
+    """Refuse an update of another shape or dtype, or without bytes to hash: a sparse tensor, or one of oneDNN."""
     if isinstance(update, Tensor) and is_dense(update) and (update.shape, update.dtype) == (shape, dtype):
         return
     expected = f"a dense tensor {tuple(shape)} {name_of(dtype)}"
@@ -44,7 +44,7 @@ def digest(state: Mapping[str, Tensor | int]) -> str:
 
 
 def settings_of(server: Any) -> dict[str, Any]:
-    """All that a server of the same kind is made from, besides its state. Empty unless the server is a SecureAFL."""
+    """The settings that, with its state, make an equal server. Empty unless the server is a SecureAFL."""
     config = getattr(server, "config", None)
     if not isinstance(config, Config):
         return {}

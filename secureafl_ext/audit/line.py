@@ -17,7 +17,7 @@ FIRST = "0" * 64  # stands for the hash before the first line
 LONGEST = 2**16  # bytes of a line
 LONGEST_NAME = 100  # characters of a client's name
 DTYPES = {"float32": torch.float32, "float64": torch.float64}  # of an update
-NO_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no other way to say them
+NO_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # texts, because JSON has no such numbers
 
 CALL = ("client", "who", "version")
 STATE = ("version", "state", "settings")
@@ -32,12 +32,12 @@ KINDS: dict[str, tuple[str, ...]] = {  # kind -> the fields that it has besides 
     "recovered": ("version", "count"),  # the server was started again, and so many calls were repeated
     "resumed": (*STATE, "count"),  # the server was started again from this state, and so many calls were given up
 }
-CALLS = (*UPLOADS, "leave", "forget")  # what changes a server
+CALLS = (*UPLOADS, "leave", "forget")  # calls that change a server
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Which of the fields a line has depends on its kind; the others keep their defaults."""
+    """A line has the fields that KINDS lists for its kind; the others keep their defaults."""
 
     seq: int  # 1, 2, ..
     at: float  # seconds since 1970
@@ -51,7 +51,7 @@ class Line:
     update: str = ""  # SHA-256 of the update's bytes
     dtype: str = ""  # of the update
     shape: tuple[int, ...] = ()  # of the update
-    state: str = ""  # digest of the server's state (state.digest)
+    state: str = ""  # digest of the server's state (facts.digest)
     settings: dict[str, Any] = field(default_factory=dict)  # of the server
     count: int = -1
 

@@ -76,7 +76,7 @@ def read_file(path: Path, head: Head | None = None) -> Iterator[tuple[Line, Head
 
 
 def end_of(path: Path, head: Head | None) -> Head | None:
-    """The head after a file whose lines are all whole. None: it has none."""
+    """The head after a file whose lines are all whole; `head`, that before the file, if it has no lines."""
     for _, reached in read_file(path, head):
         head = reached
     return head

@@ -14,7 +14,7 @@ from .line import DTYPES, Line
 from .log import open_own, write_all
 
 NAME = re.compile(r"[0-9]{12}\.bin")
-REFUSED = ("stale", "too_soon")  # what such an update holds does not matter to the server
+REFUSED = ("stale", "too_soon")  # the server does not read the values of such an update
 
 
 class Updates:
@@ -29,9 +29,9 @@ class Updates:
             raise ValueError(f"{self.folder}: expected a folder of the audit log, got a symbolic link")
 
     def put(self, seq: int, data: memoryview) -> None:
-        """The bytes of an update whose line will have this number. They take the place of what has the name.
+        """Write the bytes of the update whose line will have this number.
 
-        That is a file that a crash left, or a link or a pipe of somebody else, which must not be written through.
+        An older entry of that name is removed, not written through: a file that a crash left, a link or a pipe.
         """
         self.need_own_folder()
         self.folder.mkdir(exist_ok=True)

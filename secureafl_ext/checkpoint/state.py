@@ -173,7 +173,7 @@ def check(
         del entries["factor_counts"]
         entries["factors"] = replace(entries["factors"], shape=(1, None))
     missing = required(config, entries) - set(state)
-    if missing & FROM_SEEN and "seen" in state:  # they may be missing because of it
+    if missing & FROM_SEEN and "seen" in state:  # they may be missing because `seen` is wrong
         _check_shape(caller, "seen", state["seen"], entries["seen"])
     if missing:
         raise ValueError(f"{caller}: state must have {', '.join(sorted(missing))}, got none")
@@ -244,8 +244,8 @@ def described(caller: str, tensors: Mapping[str, Tensor], about: Mapping[str, An
 
 
 def required(config: Config, entries: Mapping[str, Entry]) -> set[str]:
-    """Names that a state must have. Fused computes what it carries if a name is missing, but float16 pairs cannot be
-    read without their scales."""
+    """Names that a state must have. Those of CARRIED may be missing, as Fused can compute them; but float16 pairs
+    cannot be read without their scales."""
     optional = set(CARRIED) - ({"scales"} if config.pair_dtype == torch.float16 else set())
     return {*entries, *NUMBERS} - optional
 
@@ -257,8 +257,11 @@ def _count(caller: str, name: str, value: object) -> int:
 
 
 def _check_rounds(caller: str, tensors: Mapping[str, Tensor], version: int, clients: int) -> None:
-    """No counter is more than LAST above the version, of `counts` above that of all clients. A round makes them larger
-    by one at most, as it does the version: whatever a server makes of a state that passes passes again."""
+    """Bound every counter by LAST + version; those in `counts` by LAST + version * clients.
+
+    A round raises a counter by at most as much as it raises its bound. So a server that continues from a state that
+    passes makes states that pass.
+    """
     for name in ("recorded", "counts", "clock", "last_epoch", "uploads", "rounds", "met"):
         most = LAST + version * (clients if name == "counts" else 1)
         got = int(tensors[name].max()) if name in tensors else 0
@@ -293,7 +296,7 @@ def _check_counts(caller: str, counts: Tensor, counted: int) -> None:
 
 
 def _check_presence(caller: str, tensors: Mapping[str, Tensor]) -> None:
-    """Nobody uploaded in an epoch to come, and who has no history has uploaded nothing."""
+    """No client has uploaded in a future epoch, and clients without a history have no uploads."""
     epoch, latest = int(tensors["clock"][0]), int(tensors["last_epoch"].max())
     if latest > epoch:
         raise ValueError(f"{caller}: last_epoch must be at most the epoch of clock, {epoch}, got {latest}")

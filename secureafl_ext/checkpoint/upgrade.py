@@ -1,6 +1,6 @@
-"""Files and states of earlier versions, with what a server of this version needs besides.
+"""Upgrades of files and states of earlier versions: adds the names that a server of this version needs.
 
-Nothing is checked here: what does not have the expected type is left as it is, and state.py refuses it.
+Nothing is checked here: a value of an unexpected type stays as it is, and state.py refuses it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ..rules.support import first_basis
 from .values import dense
 
 PRESENCE = ("clock", "last_epoch", "uploads")  # a state of an earlier version has none of them
-FROM_SEEN = {*PRESENCE, "trials"}  # what follows from `seen` if the state has none
+FROM_SEEN = {*PRESENCE, "trials"}  # names that are computed from `seen` if the state lacks them
 
 
 def upgraded_file(
@@ -74,5 +74,5 @@ def _with_trials(state: Mapping[str, Any], config: Config, clients: int) -> Mapp
         return state
     seen = state.get("seen")
     if not dense(seen) or seen.dtype != torch.bool or seen.shape != (clients,):
-        return state  # not trials of `clients` rows: that number may come from a file that has nothing behind it
+        return state  # before trials of `clients` rows are allocated: a forged file may have any number
     return {**state, "trials": founders(seen)}

@@ -1,4 +1,4 @@
-"""What the values of a state's tensors must be: one predicate per kind of tensor."""
+"""Checks of the values in a state's tensors: one predicate per kind of tensor."""
 
 from collections.abc import Callable
 from typing import TypeGuard
@@ -21,7 +21,8 @@ def dense(value: object) -> TypeGuard[Tensor]:
 
 
 def within(low: float, high: float, closed: bool = True) -> Callable[[Tensor], bool]:
-    """A check that all values lie there; NaN does not. It allocates nothing: a history may fill most of the memory."""
+    """A check that all values lie between low and high, and none is NaN. It allocates nothing: a history may fill most
+    of the memory."""
 
     def holds(tensor: Tensor) -> bool:
         if not tensor.numel():
@@ -52,9 +53,9 @@ def symmetric(tensor: Tensor) -> bool:
 
 
 def as_long(rows: Tensor, squares: Tensor) -> bool:
-    """Whether no row of rows (n, d) is longer than its square (n) says, but for rounding.
+    """Whether the squared norms of rows (n, d) are at most `squares` (n), up to rounding.
 
-    One may be shorter: a rank has slices of the rows, and an update that is clipped to almost nothing loses digits.
+    They may be smaller: a rank has slices of the rows, and an update that is clipped to almost nothing loses digits.
     """
     least = torch.finfo(rows.dtype).tiny
     rounding = rows.shape[1] * max(least * least, 1e-300)

@@ -30,8 +30,8 @@ class Answer:
     since: float  # time of its arrival
 
     def update(self) -> Tensor:
-        """(model sent - model returned) / lr sent: then `model - lr * update` is the client's model. To be called
-        once: it takes the memory of `trained`."""
+        """(d): (model sent - model returned) / lr sent, so that `model - lr * update` is the client's model. Call it
+        once only: it overwrites `trained`."""
         trained = self.trained.to(self.sent.model.device)
         return torch.sub(self.sent.model, trained, out=trained).div_(self.sent.lr)
 

@@ -43,13 +43,13 @@ class Least:
 class Line:
     """Nodes, each with its place in the line and with the number of its last round.
 
-    It is the turn of a node whose last round is at most some number. That number rises with every round, and falls when
-    nodes join. Every round is of one node, so a change by k moves at most k nodes.
+    It is a node's turn if its last round is at most some bound. The bound rises with every round, and falls when nodes
+    join. Each round number belongs to one node, so a change of the bound by k changes the turn of at most k nodes.
     """
 
     def __init__(self) -> None:
-        self._in_turn = Least()  # by place. Those behind the first may have lost their turn since
-        self._early = Least()  # by last round
+        self._in_turn = Least()  # by place; some may have lost their turn since, which pop_in_turn checks
+        self._early = Least()  # nodes whose turn has not come, by last round
 
     def __len__(self) -> int:
         return len(self._in_turn) + len(self._early)
@@ -76,6 +76,6 @@ class Line:
         return None
 
     def pop_next(self) -> int | None:
-        """The one whose turn comes next. To be called when it is nobody's turn."""
+        """The node whose turn comes next. Call it only when pop_in_turn has found none."""
         found = self._early.pop()
         return found and found[0]

@@ -72,7 +72,7 @@ class Loop:
         self._asked = -math.inf  # time of the last pull: a reply pulled then is not late, however busy the server is
         self._inbox = Inbox()
         self._waiting: set[int] = set()  # nodes that wait for a slot
-        # Nodes that are away, and the server was not told: those that were present when the checkpoint was written.
+        # Nodes that may be away without a call of server.leave: those that were present at the checkpoint.
         self._missing: set[int] = set()
         self._next_look = -math.inf
         self._written: tuple[int, ArrayRecord | None] = -1, None  # version, and its model as a record
@@ -111,7 +111,7 @@ class Loop:
         return sum(self.tally.values(), Counter())
 
     def queue(self) -> Queue:
-        """What is open and what waits, now. Takes microseconds; any thread may call it."""
+        """Numbers of open messages, waiting replies and waiting nodes. Takes microseconds; any thread may call it."""
         size, longest = self.layout.size * self.layout.dtype.itemsize, longest_wait(self.answers, time.monotonic())
         return Queue(len(self.open), len(self.answers), size, longest, *self.turns.counts(), self.turns.places)
 
@@ -130,13 +130,13 @@ class Loop:
         self._waiting.intersection_update(nodes)
 
     def _join(self, node: int) -> None:
-        given = self.slots.offer(node)
-        if given is None:
+        offered = self.slots.offer(node)
+        if offered is None:
             if node not in self._waiting:
                 self._waiting.add(node)
                 self._record("waiting", node, f"all {self.slots.capacity} slots are taken by nodes that are present")
             return
-        slot, lost = given
+        slot, lost = offered
         if lost is not None:
             self.server.forget(slot)
         self.audit.name_client(slot, node)
@@ -148,7 +148,7 @@ class Loop:
         self._record("joined", node, "" if lost is None else f"takes the slot of node {lost}, which is forgotten")
 
     def _left(self, node: int, reason: str = "") -> None:
-        """Its open message is dropped: a later reply to it is ignored."""
+        """Record that the node left. Its open message is dropped: a later reply to it is ignored."""
         self._record("left", node, reason)
         self.slots.leave(node)
         self.turns.left(node)
@@ -187,7 +187,7 @@ class Loop:
             self._failed("unsent", node)
 
     def _failed(self, kind: str, node: int, reason: str = "") -> None:
-        """The node gave no usable reply. It is asked again after a pause that doubles each time."""
+        """Record that the node sent no usable reply. It is asked again after a pause that doubles each time."""
         self._record(kind, node, reason)
         self.turns.failed(node, time.monotonic())
 
@@ -206,8 +206,8 @@ class Loop:
         return answered
 
     def _pull(self) -> list[Message]:
-        """New replies; the one whose message was sent first is the last. No sender can choose that: its times are its
-        own words. Replies to no open message come first in the list, and so are taken after all others."""
+        """New replies, in the reverse order of their messages: `_receive` takes them from the end. The times in a reply
+        do not matter, because its sender can forge them. Replies to no open message are taken after all others."""
         places = {message: place for place, message in enumerate(self.open)}
         pulled, broken = self._inbox.pull(self.grid, self.open)
         for message, reason in broken.items():
@@ -239,7 +239,7 @@ class Loop:
     def _judge_due(self, updates: int) -> None:
         """Judge all replies whose turn it is. Each sender gets the new model before the next reply is judged."""
         while self.answers and self.server.version < updates:
-            positive_lr("Loop.run", self.server)  # otherwise the reply would make a round that moves nothing, or back
+            positive_lr("Loop.run", self.server)  # otherwise the round would move the model not at all, or backwards
             node = self.turns.first()
             if node is None:
                 return

@@ -1,4 +1,4 @@
-"""What an audited server adds to a loop: after a kill, slots and counts are those of the last line of the log."""
+"""Recovery of a loop with an audited server: after a kill, slots and counts are those at the last line of the log."""
 
 from collections import Counter
 from contextlib import suppress
@@ -45,9 +45,9 @@ def begin(loop: "Loop") -> None:
 
 
 def load(loop: "Loop", state: Saved) -> None:
-    """The server's state of a checkpoint, and `restore`. A log may refuse the state only after the server has taken
-    it, even between two of its calls: then the server gets back what it had."""
-    audited = under(loop.audit)
+    """Load the server's state of a checkpoint, then `restore`. The log may refuse the state only after the server has
+    loaded it, even after some repeated calls: then the server gets its old state back."""
+    audited = unwrapped(loop.audit)
     if audited is None:
         loop.server.load_state_dict(state.server)  # whole, or not at all
         restore(loop, state)
@@ -65,8 +65,8 @@ def load(loop: "Loop", state: Saved) -> None:
         raise
 
 
-def under(audit: Any) -> Audited | None:
-    """The audited server itself, which may be wrapped in `Watched`."""
+def unwrapped(audit: Any) -> Audited | None:
+    """The Audited itself, which may be wrapped in `Watched`; None without one."""
     while audit is not None and not isinstance(audit, Audited):
         audit = getattr(audit, "server", None)
     return audit
@@ -84,20 +84,21 @@ def state_of(audited: Audited) -> tuple[dict[str, Any], bool]:
 
 
 def restore(loop: "Loop", state: Saved) -> None:
-    """Slots and counts of a checkpoint. An audited server, which has its state, recovers what its log has after it.
+    """Restore the slots and counts of a checkpoint. An audited server, which has the checkpoint's state, repeats the
+    later calls of its log, and slots and counts follow them.
 
     Events that are no calls of the server (a failed client, a late reply) are not in the log: they are not counted.
     """
-    followed = Followed(state, loop.server.clients)
-    loop.audit.recover(followed)
-    loop.slots.of, loop.tally = followed.slots, followed.tally
+    restored = SlotsAndCounts(state, loop.server.clients)
+    loop.audit.recover(restored)
+    loop.slots.of, loop.tally = restored.slots, restored.tally
     # All nodes are away until they are seen again; those that were away before come first.
-    loop.slots.away = dict.fromkeys([*followed.away, *followed.slots])
-    loop._missing = set(followed.slots).difference(followed.away)
+    loop.slots.away = dict.fromkeys([*restored.away, *restored.slots])
+    loop._missing = set(restored.slots).difference(restored.away)
 
 
-class Followed:
-    """Slots and counts, brought on line by line."""
+class SlotsAndCounts:
+    """Those of a checkpoint, updated with each later line of the log."""
 
     def __init__(self, state: Saved, clients: int):
         self.slots, self.away, self.tally = dict(state.slots), dict.fromkeys(state.away), dict(state.tally)

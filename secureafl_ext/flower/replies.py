@@ -9,7 +9,7 @@ from torch import Tensor
 from ..validation import printable
 from .layout import GarbageError, Layout
 
-# What Flower itself says of messages without a reply, by error code. In a client's own reply every code is a failure.
+# Kind of event by error code, for the error replies that Flower itself makes. A client's own error is always "failed".
 ERRORS = {3: "vanished", 4: "late", 5: "left"}
 LONGEST_TEXT = 500  # characters of a reason
 LONGEST_NAME = 100  # characters of a metric's name

@@ -17,7 +17,7 @@ class Turns:
     A node is live unless its last message failed. A node that hangs delays others until its message expires, not for
     ever. No deadlock: at least one live node had none of the last rounds, and its reply never waits.
 
-    places: most nodes that are asked at a time, from the message to the verdict. With fewer places than nodes, a free
+    places: most nodes that have a message or a reply without a verdict at a time. With fewer places than nodes, a free
     one goes to a node whose turn it is, the longest waiting first; else to the one whose turn comes next. The last
     place is kept for a node whose turn it is, and a node that is asked in its turn keeps it: so one place always moves
     on. Every call takes logarithmic time, amortised.
@@ -34,7 +34,7 @@ class Turns:
         self._ready = Line()  # the other nodes of `to_ask`
         self._replies = Line()
         self._in_turn: set[int] = set()  # nodes that were asked in their turn, if places are few
-        self._place = count()
+        self._place = count()  # next(self._place): the place at the end of a line
 
     def joined(self, node: int) -> None:
         self._present += 1
@@ -116,8 +116,9 @@ class Turns:
         return self._rounds - self.gap()
 
     def _few(self) -> bool:
+        """Whether there are fewer places than nodes."""
         return self.places < self.capacity
 
     def _line_up(self, node: int, place: int) -> None:
-        """With a place for every node nobody waits here for a turn: all get the model in the order of the line."""
+        """Let the node wait for a free place. With a place for every node no turn matters, only the order."""
         self._ready.add(node, place, self._last_round.get(node, NEVER) if self._few() else NEVER)

@@ -1,6 +1,6 @@
-"""Attack strengths that the paper does not state, chosen so that undefended training suffers as in the paper.
+"""Fits the attack strengths that the paper does not state, so that undefended training suffers as in the paper.
 
-On AsyncSGD only: a strength that was tuned on a defense would say nothing about that defense.
+Only AsyncSGD is used: a strength that was fitted on a defense would not test that defense.
 """
 
 import math
@@ -13,7 +13,7 @@ from ..sim.results import Record, flat
 from ..sim.settings import Settings
 
 UNDEFENDED = "async-sgd"
-BITES = 0.5  # attack success that a backdoor must reach without a defense: otherwise its column says nothing
+BITES = 0.5  # least attack success of a backdoor without a defense: a weaker attack would not test a defense
 
 
 class Target(NamedTuple):
@@ -100,9 +100,8 @@ def targets(dataset: str) -> dict[str, Target]:
 
 
 def distance(outcome: Outcome) -> float:
-    """|error - target| + what is missing of the attack success, late in the run; that only if the paper has one.
-
-    More success than in the paper costs nothing: an attack must bite without a defense.
+    """|error - target error| + max(0, target success - attack success). The second term only if the paper has one; the
+    success is a mean late in the run, and its target is at least BITES.
     """
     target = targets(outcome.settings.dataset)[outcome.settings.attack]
     total = abs(outcome.error - target.error)

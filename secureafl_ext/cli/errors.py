@@ -1,4 +1,4 @@
-"""Messages on stderr, and the one for an error that the user can correct."""
+"""Messages on stderr, and the text for an error that the user can correct."""
 
 import sys
 from concurrent.futures import BrokenExecutor
@@ -9,12 +9,12 @@ from ..validation import printable
 
 
 def say(text: str) -> None:
-    """Names from files that anyone may have written are in it."""
+    """Print a message on stderr. It may have names from untrusted files, so control characters are replaced."""
     print(f"secureafl: {printable(text, also=chr(10))}", file=sys.stderr, flush=True)
 
 
 def message(error: Exception) -> str | None:
-    """One line; None for a defect of the program, which needs its traceback."""
+    """The message for an error, one line; None for a defect of the program, which needs its traceback."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, (ValueError, OSError, ImportError)):
@@ -26,5 +26,6 @@ def message(error: Exception) -> str | None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """torch has no exception type for the CPU. A broken pool most likely means that the system killed a process."""
+    """Whether memory ran out. On a CPU torch raises a plain RuntimeError for that. A broken pool most likely means that
+    the system killed a worker process."""
     return isinstance(error, (MemoryError, BrokenExecutor, torch.OutOfMemoryError)) or "can't allocate" in str(error)

@@ -79,7 +79,7 @@ def run_command(argv: list[str] | None) -> int:
         return 2
 
 
-class Said(logging.Handler):
+class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         errors.say(record.getMessage())
 
@@ -87,7 +87,7 @@ class Said(logging.Handler):
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Show the library's warnings like the messages of the command."""
-    logger, handler = logging.getLogger("secureafl_ext"), Said()
+    logger, handler = logging.getLogger("secureafl_ext"), StderrHandler()
     logger.addHandler(handler)
     try:
         yield

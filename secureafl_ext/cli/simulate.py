@@ -35,6 +35,7 @@ def tuned(many: list[Settings], arguments: argparse.Namespace) -> list[Settings]
 
 
 def say_tuned(wanted: Sequence[Settings]) -> None:
+    """Tell the user which tuned options these runs have."""
     used = {
         f"{settings.defense} {name}={value}": None
         for settings in wanted

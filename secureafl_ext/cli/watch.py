@@ -77,7 +77,7 @@ def fetch_state(url: str, token: str | None) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(data if len(data) <= LARGEST_ANSWER else b"")
         table(state)
-    except Exception:  # whatever the table cannot show is no state of a page
+    except Exception:  # the table cannot show it, so it is not the state of a page
         raise ValueError(f"watch: URL must lead to a page of SecureAFL, got another answer from {url}") from None
     return state
 
@@ -123,7 +123,7 @@ def deadline(connected: socket.socket, over: threading.Event) -> Iterator[None]:
     def end() -> None:
         over.set()
         with suppress(OSError):
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)  # that of TLS would be a race with the reader
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)  # SSLSocket's own would race with the reader
 
     timer = threading.Timer(SECONDS, end)
     timer.daemon = True

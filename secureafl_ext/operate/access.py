@@ -30,8 +30,8 @@ class Access:
         self.session = hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest() if token else ""
 
     def is_for_us(self, host: str) -> bool:
-        """A page of another site whose name was made to lead here sends that name as `Host` (DNS rebinding). An address
-        is no name, but only a token tells whether its page may read this."""
+        """Whether the header `Host` names this server. It prevents DNS rebinding: a page of another site, whose name
+        resolves to this machine, sends that name. An unknown address passes only if there is a token to check."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

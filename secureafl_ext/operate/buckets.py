@@ -1,4 +1,4 @@
-"""Buckets: time series of fixed size. When time runs out of them, two become one."""
+"""Buckets: time series of fixed size. When the buckets are full, pairs of them are merged."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Fleet: what a view keeps of every client, in arrays with one row per client number."""
+"""Fleet: the statistics of all clients for a view, in arrays with one row per client number."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Fleet:
         self.factor, self.weight, self.last_at = np.full(0, np.nan), np.full(0, np.nan), np.full(0, np.nan)
         self.with_others = np.full(0, np.nan)
         self.state = np.full(0, NEW, np.int8)
-        self.has_left = np.zeros(0, bool)  # told so, and no upload since
+        self.has_left = np.zeros(0, bool)  # since its last upload
         self.looks, self.looks_out = np.zeros(0, np.int64), np.zeros(0, np.int64)  # while it counts; left out
         # In the last looks: weight times the number of clients that count, with_others, with_itself, group
         self.means, self.mean_looks = np.zeros((0, 4)), np.zeros((0, 4), np.int64)
@@ -192,7 +192,7 @@ class Fleet:
         return np.array(found, np.int64)
 
     def rows(self, clients: Sequence[int]) -> list[dict[str, object]]:
-        """Plain data, None for a number that there is not."""
+        """One dict of JSON data per client; None for a number that is not known."""
         return [self._row(client) for client in clients]
 
     def _row(self, client: int) -> dict[str, object]:
@@ -225,7 +225,7 @@ class Fleet:
         return self.histories[client]
 
     def _clear(self, client: int) -> None:
-        """Another client may take this number."""
+        """Reset the client's row: another client may take this number."""
         blank = Fleet()
         blank.grow(1)
         for name, values in vars(blank).items():

@@ -21,7 +21,7 @@ class Follow:
     def __init__(self, path: Path, view: View):
         self.path, self.view = path, view
         self._file = opened(path)
-        self._rest = b""  # the last line, as long as it has no end
+        self._rest = b""  # the begin of a line whose end has not been read
         self._is_too_long = False  # the last line is, and is skipped
 
     def step(self) -> bool:
@@ -80,7 +80,7 @@ class Follow:
         self._rest = b"" if self._is_too_long else rest
 
     def _tell(self, line: bytes, verdicts: list[Verdict]) -> None:
-        """Verdicts are gathered, and told before anything else is."""
+        """Pass the content of a line to the view. Verdicts are gathered in `verdicts`, and passed before other news."""
         try:
             what = read_line(line.decode("utf-8"))  # a UnicodeDecodeError is a ValueError too
         except ValueError:
@@ -100,7 +100,7 @@ class Follow:
 
 
 def opened(path: Path) -> BufferedReader:
-    """The file, if it is one: a pipe or a device would never end."""
+    """The open file. A pipe or a device is refused: it would never end."""
     need_file(path, LARGEST_FILE)
     # Non-blocking: opening a pipe would wait for ever, and it may have come since the look at its name.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115

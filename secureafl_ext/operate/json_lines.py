@@ -25,16 +25,16 @@ LATEST = 1e11  # seconds since 1970: the year 5138
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """So many verdicts were not told, because the observers were too slow."""
+    """This many verdicts were lost, because the observers were too slow."""
 
     at: float
     count: int
 
 
 def read_line(line: str) -> Verdict | Look | Evaluation | Dropped | None:
-    """What a line of JsonLog tells; None: the line is blank. A line that JsonLog would not write is a ValueError.
+    """The content of a line of JsonLog; None if it is blank. A line that JsonLog would not write is a ValueError.
 
-    Fields that are not known are ignored: what collects logs may add some.
+    Unknown fields are ignored: log collectors may add some.
     """
     if len(line) > LONGEST_LINE:
         raise ValueError(f"read_line: line must have at most {LONGEST_LINE} characters, got {len(line)}")
@@ -56,7 +56,7 @@ def read_line(line: str) -> Verdict | Look | Evaluation | Dropped | None:
 
 
 def need_cheap(line: str) -> None:
-    """Before a long line is parsed: what it becomes is a few times as long, whoever wrote it."""
+    """Refuse a long line whose parsed objects would need much more memory than the line. Call it before parsing."""
     if len(line) <= LONGEST_SHORT:
         return
     objects, values = (sum(map(line.count, marks)) for marks in ('"[{', ","))
@@ -66,7 +66,7 @@ def need_cheap(line: str) -> None:
 
 
 def start_of(line: str) -> str:
-    return shown(line[:100])  # all of a long line, written out, would be several times as long
+    return shown(line[:100])  # escaped, a whole line could be several times as long
 
 
 def refuse(constant: str) -> None:

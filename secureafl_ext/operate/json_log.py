@@ -1,4 +1,4 @@
-"""JsonLog: what observers are told, as lines of JSON. `read_line` is the inverse."""
+"""JsonLog: an observer that writes lines of JSON. `read_line` is the inverse."""
 
 import io
 import json

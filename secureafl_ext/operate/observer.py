@@ -1,4 +1,4 @@
-"""Observer: what `Watched` tells, as methods that do nothing until a class overrides them."""
+"""Observer: the methods that `Watched` calls. They do nothing until a class overrides them."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class Observer:
         """The error of the model of this version."""
 
     def dropped(self, count: int) -> None:
-        """So many verdicts were not told, because the observers were too slow."""
+        """This many verdicts were lost, because the observers were too slow."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """The last call."""

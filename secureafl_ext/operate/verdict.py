@@ -24,7 +24,7 @@ EVENTS = {  # of the Flower loop; the others there are uploads
     "unsent": "Flower took no message for it",
 }
 KINDS = {**UPLOADS, **EVENTS}
-MEAN_UPDATES = ("with_others", "with_itself", "group")  # what a Look says of these
+MEAN_UPDATES = ("with_others", "with_itself", "group")  # fields of Look: statistics of the mean updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What a Flower loop waits for, and what waits for it."""
+    """The open messages, waiting replies and waiting nodes of a Flower loop."""
 
     open: int  # messages without a reply
     waiting: int  # replies that wait for their turn

@@ -27,7 +27,7 @@ STATE_SERIES = STATES[:4]
 
 
 class View(Observer):
-    """Takes what `Watched` tells, and answers with plain JSON data. All methods may be called from any thread.
+    """An observer that keeps the state of the page as JSON data. All methods may be called from any thread.
 
     title: shown at the top of the page
     """
@@ -95,7 +95,7 @@ class View(Observer):
             self._dropped += count
 
     def damaged(self, count: int = 1) -> None:
-        """So many lines of a log could not be read."""
+        """Count lines of a log that could not be read."""
         with self._lock:
             self.changes += 1
             self._damaged += count
@@ -148,7 +148,8 @@ class View(Observer):
     def snapshot(self, since: str = "", start: int = 0, count: int = MOST_ROWS, search: str = "") -> dict[str, Any]:
         """Everything that the page shows, as JSON data.
 
-        since: of the last answer; the timeline then has only what is new    start, count, search: rows of the clients
+        since: that of the last answer; the timeline then has only newer verdicts
+        start, count, search: select the rows of clients
         """
         with self._lock:
             now, states = time.time(), self._states()

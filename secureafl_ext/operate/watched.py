@@ -20,9 +20,9 @@ from .verdict import EVENTS, Look, Queue, Verdict
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 100_000  # verdicts that have not been told yet; more are dropped and counted
+MOST_WAITING = 100_000  # queued verdicts; more are dropped and counted
 LARGEST_BATCH = 1_000  # verdicts: a batch is one wait for the device
-GATHER = 0.5  # seconds that a first verdict waits for more: a thread that wakes up at every submit slows that submit
+GATHER = 0.5  # seconds to gather a batch: if the thread woke up at every submit, it would slow that submit
 
 
 @dataclass(slots=True)
@@ -70,10 +70,11 @@ class Watched:
         self.server, self.observers, self.every = server, list(observers), every
         self.names = dict(names or {})
         self.queue: Callable[[], Queue] | None = None
-        # From a call of the server until it waits to be told, and around a look. Reentrant: a signal may come within.
+        # Held from a call of the server until its news is queued, and during a look: so news is in the order of the
+        # calls, and a look is of one version. Reentrant: a signal's handler may call within a call.
         self._calls = threading.RLock()
         self._waiting: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        self._told = threading.Condition()  # for the counts and _closed; nobody waits for another lock within it
+        self._told = threading.Condition()  # for the counts and _closed; no other lock is taken while it is held
         self._given = self._handled = self._dropped = 0
         self._closed = False
         self._hurry = threading.Event()  # someone waits for the observers
@@ -175,7 +176,7 @@ class Watched:
         return similarity(self.server, clients)
 
     def _look(self, in_turn: bool) -> Look:
-        """in_turn: and give it to the observers: after what happened before it, and before what happens after it."""
+        """in_turn: also queue it for the observers, in order with the calls of the server."""
         queue = self.queue() if self.queue else None
         with self._calls:
             look = replace(look_at(self.server), queue=queue)
@@ -231,7 +232,7 @@ class Watched:
         self._tell("close")
 
     def _next_batch(self, seconds: float) -> tuple[list[News], bool]:
-        """(What has come within these seconds, whether more may follow)"""
+        """(the news that came within these seconds, whether more may follow)"""
         batch: list[News] = []
         try:
             what = self._waiting.get(timeout=seconds) if seconds else self._waiting.get_nowait()

@@ -103,8 +103,8 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def one_line(text: str, most: int = LONGEST_NAME) -> str:
-    return printable(text, most).strip()
+def one_line(text: str) -> str:
+    return printable(text, LONGEST_NAME).strip()
 
 
 def _check(about: dict[str, Any]) -> None:

@@ -94,15 +94,16 @@ def _checked(raw: bytes, head: Head | None) -> tuple[Line, Head]:
     return line, Head(line.seq, hash_)
 
 
-def read(folder: Path, first: int = 0, half: Callable[[HalfLineError], None] | None = None) -> Iterator[Line]:
-    """All lines from file number `first` on. half: called for a half line at the end, which is left out."""
-    for line, _ in read_with_heads(folder, first, half):
+def read(folder: Path, first: int = 0) -> Iterator[Line]:
+    """All lines from file number `first` on. A half line at the end is left out."""
+    for line, _ in read_with_heads(folder, first):
         yield line
 
 
 def read_with_heads(
     folder: Path, first: int = 0, half: Callable[[HalfLineError], None] | None = None
 ) -> Iterator[tuple[Line, Head]]:
+    """Each line from file number `first` on, with the head after it. half: called for a half line at the end"""
     files, head = files_of(folder), START if first == 0 else None
     for path in files[first:]:
         try:
@@ -245,7 +246,7 @@ class Log:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of the log for writing. Not through a link: what it leads to is not the log's to change."""
+    """Open a file of the log for writing. A link is refused: it could lead to a file that is not the log's."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
     except OSError as problem:

@@ -106,12 +106,12 @@ def locked(file: IO[bytes], kind: int) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _last_line(file: IO[bytes], step: int = 65536) -> bytes:
+def _last_line(file: IO[bytes]) -> bytes:
     """The text after the last newline."""
     start = file.seek(0, os.SEEK_END)
     rest = b""
     while start and b"\n" not in rest:
-        before, start = start, max(0, start - step)
+        before, start = start, max(0, start - 2**16)
         file.seek(start)
         rest = file.read(before - start) + rest
     return rest[rest.rfind(b"\n") + 1 :]

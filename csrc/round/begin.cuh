@@ -70,8 +70,8 @@ __device__ inline Verdict begin_round(const Round& r, const Scratch& scratch, ch
   return v;
 }
 
-// What the round leaves for the next one, besides the history and the sums of the pass. Run by one warp of every block,
-// when no block renews any more. Nothing that is written here is read in the rest of the round.
+// Writes the state that the next round needs, besides the history and the sums of the pass. Run by one warp of every
+// block, when no block renews any more. Nothing that is written here is read in the rest of the round.
 __device__ inline void end_round(const Round& r, const Verdict& v) {
   const int lane = WarpTeam().rank();
   SECUREAFL_NO_UNROLL

@@ -244,7 +244,7 @@ struct RoundSettings {
   }
 };
 
-// Checks what the rounds of row-wise rules have in common. spans: memory of the other arguments
+// Checks the common arguments of the rounds of row-wise rules. spans: memory of the other arguments
 template <typename Device>
 void check_row_wise(const Check& check, const char* op, int64_t n, const PresenceState& presence,
                     const Arrival& arrival, const RoundSettings& settings, int64_t quorum, int64_t span,

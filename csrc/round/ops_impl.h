@@ -166,7 +166,7 @@ Tensor update_sums(const Tensor& update, const Tensor& client, const Tensor& tra
   return sums;
 }
 
-// What `renew_` and `settle_` have in common. settle: the verdict is used only if it is pending, and changes has parts.
+// The common part of `renew_` and `settle_`. settle: the verdict is used only if it is pending, and changes has parts.
 template <typename Device>
 void finish(const char* op, bool settle, const Tensor& verdict, const Tensor& changes, const Tensor& scales,
             const Tensor& gram, const Tensor& along, const Tensor& factors, const Tensor& status, const Tensor& pairs,

@@ -29,7 +29,7 @@ SECUREAFL_FN double square_without_noise(const MeanRound& r, int64_t k, double s
   return noise <= r.max_noise ? fmax((square - noise) / (1 - noise), 0.0) : 0;
 }
 
-// What the mean of client k is multiplied by, so that it has that length. square: of the mean
+// The factor that gives the mean of client k that length. square: of the mean
 SECUREAFL_FN double shortened(const MeanRound& r, int64_t k, double square) {
   return sqrt(fmin(square_without_noise(r, k, square) / fmax(square, 1e-300), 1.0));
 }

@@ -86,7 +86,7 @@ __device__ inline void store_counts(const SketchScratch& scratch, int first, int
   for (int i = 0; i < kCount; ++i) scratch.counts[(first + i) * GridTeam::kBlocks + blockIdx.x] = values[i];
 }
 
-// Kernel 2, a GridTeam: what does not depend on the update. The lists of Q and their weight, and the other clients.
+// Kernel 2, a GridTeam: weights of the lists of Q, and counts of the other clients. They do not depend on the update.
 static __global__ void __launch_bounds__(BlockTeam::kSize) sketch_count_kernel(SketchRound r, SketchScratch scratch) {
   pdl_trigger();
   const GridTeam team;

@@ -6,8 +6,8 @@
 #include "row_wise/kinship/table.h"
 #include "row_wise/support/support.h"
 
-// The share of its weight that each client keeps in a refresh: by the size of its group, by who opposes it, and by how
-// far it differs from its kin.
+// The share of its weight that each client keeps in a refresh. It depends on the size of its group, on its opponents,
+// and on its distance to its kin.
 
 namespace secureafl::SECUREAFL_KIND {
 
@@ -43,8 +43,8 @@ SECUREAFL_FN double value_of_rank(const Team& team, const double* values, int n,
   return *found;
 }
 
-// kept (n) *= the share of its weight that a client keeps by who opposes it. Clients that push back what others with
-// the same data want have opponents and hardly any kin. The vote of a client counts by the share that it keeps.
+// kept (n) *= the share of its weight that each client keeps despite its opponents. Clients that push against those
+// with the same data have opponents and hardly any kin. The vote of a client counts by the share that it keeps.
 // median_size: of the groups
 template <typename Team>
 SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const RefreshTables& t, double median_size) {
@@ -55,7 +55,7 @@ SECUREAFL_FN void judge_opposed(const Team& team, const Refresh& r, const Refres
   for (int i = team.rank(); i < n; i += Team::kSize) votes[i] = r.counts[i] ? t.kept[i] : 0;
   team.sync();
   SECUREAFL_NO_UNROLL
-  for (int pass = 0; pass < 2; ++pass) {  // the second time with fewer votes of those who are left out
+  for (int pass = 0; pass < 2; ++pass) {  // in the second pass votes of left-out clients count less
     SECUREAFL_NO_UNROLL
     for (int i = team.down(); i < n; i += Team::kDown) {
       double sum = 0;

@@ -187,7 +187,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
     counted += r.counts[k];
-    // A client that does not count keeps what it has lost: it would win its weight back by silence.
+    // A client that does not count keeps a negative shift: otherwise it would win its weight back by silence.
     r.shift[k] = r.counts[k] ? 0 : fmin(r.shift[k], 0.0);
   }
   const int count = static_cast<int>(sum_all(team, counted, t.parts));
@@ -204,7 +204,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
   subtract_kin(team, r, t);
   cut_directions(team, r, t, t.kin, r.basis + r.n * r.n, -1, count);
   if (b.again > 0) cut_directions(team, r, t, nullptr, r.basis + 2 * r.n * r.n, crowd * b.again, count);
-  // A client that has lost most of its weight loses all of it: what is left would be an attacker's rest.
+  // A client that has lost most of its weight loses all of it: the small rest would mostly be attackers'.
   double left = 0;
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {
@@ -214,7 +214,7 @@ SECUREAFL_FN void refresh(const Team& team, const Refresh& r, const RefreshTable
     t.values[k] = fmin(weight * share, b.most / count);
     left += t.values[k];
   }
-  // What left-out clients lose the others gain: otherwise attackers slow the training.
+  // The others gain the weight that left-out clients lose: otherwise attackers would slow the training.
   const double fill = fmin(fmax(1 / sum_all(team, left, t.parts), 1.0), b.fill);
   SECUREAFL_NO_UNROLL
   for (int k = team.rank(); k < n; k += Team::kSize) {

@@ -11,7 +11,7 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
-constexpr int kStages = 3;  // the crowd, the odd ones, what is left of the crowd
+constexpr int kStages = 3;  // searches for directions: the crowd's, the odd ones, the crowd's again
 
 // The constants of secureafl_ext/rules/support.py, in the same order.
 struct SupportBounds {

@@ -127,7 +127,7 @@ class Crafted:
         return torch.where(self.timing.attacks(view.progress), harmful, own)
 
     def _push(self, sight: Sight) -> Tensor:
-        """(d): what the client adds to its honest part, in units of `sight.unit`."""
+        """(d): the push that the client adds to its honest part, in units of `sight.unit`."""
         rank = self.scene.rank(sight.view.client)  # (1)
         squad = rank % self.squads
         choices = torch.stack([direction(sight) for direction in self.directions])  # (number, d)

@@ -150,8 +150,8 @@ def past_async_defender(rule: AsyncDefender, server: RuleServer, view: View, mea
 
 
 def strongest(rule: Rule, server: RuleServer, view: View, mean: Tensor, push: Tensor) -> Tensor:
-    """The share of the push with which the rule's step goes farthest along the push. A rule over last updates accepts
-    everything; what counts is the weight that it gives. The rows of other attackers are in its memory already."""
+    """The mean plus the share of the push with which the rule's step goes farthest along the push. A rule over last
+    updates accepts everything, but it may give a long push no weight. Its memory has the other attackers' rows."""
     wish = server.arrival(view.client, mean + push, view.model, view.staleness)
 
     def reach(trial: Tensor) -> Tensor:

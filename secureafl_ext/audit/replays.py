@@ -36,7 +36,7 @@ class Repeated(NamedTuple):
 
 
 def find(folder: Path, state: str) -> Place | None:
-    """The newest line that names this state. From the newest file on: what is older is not read."""
+    """The newest line that names this state. Files are read from the newest on, up to the one that has the line."""
     for number, path in reversed(list(enumerate(files_of(folder)))):
         found = None
         try:

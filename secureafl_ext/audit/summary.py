@@ -1,4 +1,4 @@
-"""Check a whole audit log, and say what is in it."""
+"""Check a whole audit log, and count its lines."""
 
 import os
 from collections import Counter

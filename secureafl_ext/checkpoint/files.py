@@ -24,7 +24,7 @@ FORMAT, SHARDED_FORMAT = 5, 6
 WITHOUT_DIGEST, SHARDED_WITHOUT_DIGEST = 1, 2
 SHARDED_FORMATS = (SHARDED_WITHOUT_DIGEST, 4, SHARDED_FORMAT)  # 3 and 4 have no presence of clients
 MOST_SHARDS = 4096
-ALWAYS = ("models",)  # the others depend on the settings; state.py knows which a state must have
+ALWAYS = ("models",)  # sliced tensors that every checkpoint has; state.py checks those that depend on the settings
 Kinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # dtype and leading shape of each tensor
 
 

@@ -1,4 +1,4 @@
-"""History: what the server remembers of every client, in the layout of the ops."""
+"""History: last update, last model and L-BFGS pairs of every client, in the layout of the ops."""
 
 import torch
 from torch import Tensor

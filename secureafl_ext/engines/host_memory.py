@@ -1,7 +1,7 @@
 """Tensors of a GPU whose memory is on the host: a history that does not fit the GPU (history_device="cpu").
 
 CUDA maps page-locked memory of the host into the addresses of the device. So kernels, torch and CUDA graphs use such a
-tensor like any other of the GPU; what they read and write crosses the bus. Nothing is copied in between or cached: a
+tensor like any other of the GPU, and every access crosses the bus. Nothing is copied in between or cached: a
 round of the recommended rule reads and writes the two rows of one client, and no row is needed twice.
 """
 

@@ -34,7 +34,7 @@ class Slots:
         return None if lost is None else (self.of[lost], lost)
 
     def admit(self, node: int) -> tuple[int, int | None] | None:
-        """Give the node what `offer` says."""
+        """Give the node the slot that `offer` returns."""
         offered = self.offer(node)
         if offered is None:
             return None

@@ -1,4 +1,4 @@
-"""Access: who may read the page. Without a token: browsers and programs of this machine."""
+"""Access control of the page. Without a token only browsers and programs of this machine may read it."""
 
 import hashlib
 import hmac

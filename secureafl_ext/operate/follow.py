@@ -1,4 +1,4 @@
-"""Follow: a view of a JSON log, also while it grows. The file may be damaged; what cannot be read is counted."""
+"""Follow: passes the lines of a JSON log to a view, also while the file grows. Damaged lines are counted."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ LARGEST_FILE = 2**40  # bytes
 
 
 class Follow:
-    """Tells the view what the lines of a JsonLog say. Close it, or use it in a `with`."""
+    """Reads a file of JsonLog and passes its lines to the view. Close it, or use it in a `with`."""
 
     def __init__(self, path: Path, view: View):
         self.path, self.view = path, view
@@ -25,10 +25,10 @@ class Follow:
         self._is_too_long = False  # the last line is, and is skipped
 
     def step(self) -> bool:
-        """Read what is new, at most to the end of the file. False if nothing is."""
+        """Read the new lines, at most to the end of the file. False if there are none."""
         is_new = self._read()
         if self._is_replaced():  # a log that has become too long is renamed, and another one begins
-            is_new = self._read() or is_new  # what came in between
+            is_new = self._read() or is_new  # lines written before it was renamed
             try:
                 file = opened(self.path)
             except FileNotFoundError:  # it is gone again

@@ -85,7 +85,7 @@ def short(most: int) -> Callable[[str], bool]:
     return lambda words: len(words) <= most and words.isprintable()
 
 
-# name: (how to read it, what it must be, whether it is that)
+# name: (conversion, expected values in words, check)
 FIELDS: dict[str, tuple[Callable[[Any], Any], str, Callable[[Any], bool]]] = {
     "at": (number, f"seconds from 0 to {LATEST:.0e}", lambda at: 0 <= at <= LATEST),
     "kind": (text, f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS),

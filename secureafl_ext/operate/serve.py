@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.answer(address.path, query)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library refuses: bad requests, and every method but GET."""
+        """The answer to requests that the library refuses: bad ones, and every method but GET."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._send(Answer(status, b"refused\n", headers=(("Allow", "GET"),)))
 

@@ -1,4 +1,4 @@
-"""Verdict: what happened to one upload or with one client. Look: all clients at one time. Observers are told these."""
+"""The data that observers get. Verdict: an event of one upload or one client. Look: all clients at one time."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ MEAN_UPDATES = ("with_others", "with_itself", "group")  # fields of Look: statis
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened to one upload, or with one client."""
+    """An event: the result of one upload, or a change of one client."""
 
     at: float  # seconds since 1970
     kind: str  # of KINDS

@@ -34,7 +34,7 @@ class View(Observer):
 
     def __init__(self, title: str = ""):
         self.title = title[:LONGEST_TEXT]
-        self.id = secrets.token_hex(4)  # another one after a restart: the page then forgets what it knows
+        self.id = secrets.token_hex(4)  # a new one after a restart: then the page drops its data
         self.changes = 0
         self.fleet = Fleet()
         self._lock = threading.Lock()

@@ -128,7 +128,7 @@ class Watched:
             self.server.load_state_dict(state)
 
     def event(self, event: Any) -> None:
-        """For `Loop(watch=...)`: what happens besides the calls of the server. Node ids become the clients' names."""
+        """For `Loop(watch=...)`: events that are no calls of the server. Node ids become the clients' names."""
         if event.kind == "joined":
             self.names[event.slot] = str(event.node)
         if event.kind in EVENTS and event.kind != "left":  # the loop calls `leave` too

@@ -1,7 +1,7 @@
 """averages="steps": rule="support" from the mean of each client's updates, weighted by how far they moved the model.
 
-Similarity compares an upload with the others' last ones, and an attacker chooses what its last upload is: if each sends
-a harmless one right after a harmful one, no two harmful ones are ever compared. Here nothing depends on what came last.
+Similarity compares an upload only with the others' last uploads. If each attacker sends a harmless upload right after a
+harmful one, no two harmful ones are ever compared. Here the order of uploads hardly matters.
 An upload counts by the share of a full step that the model made along it. So a decoy that moves nothing hides nothing,
 and one that moves the model takes the place of a harmful upload.
 """

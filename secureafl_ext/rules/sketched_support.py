@@ -87,7 +87,7 @@ def shortened(means: Tensor, squares: Tensor) -> Tensor:
 
 
 class Rest:
-    """What is left of the mean updates after some directions were cut.
+    """The mean updates without the directions that were cut.
 
     rows: (c, k)    shift: (c)    cuts: (coefficients, loadings), (c, r) each, of all directions that were cut
     """

@@ -1,4 +1,4 @@
-"""rule="support": the mean of the clients' updates, without what only few of them want.
+"""rule="support": the mean of the clients' updates, without directions that only few of them support.
 
 Honest progress is supported by many clients, a push of colluders by few. A single update is mostly noise, so the rule
 looks at mean updates: at their n x n inner products M (similarity.py; recommended: mean_steps.py). From time to time
@@ -43,7 +43,7 @@ OPPOSED = 0.2  # a client with more opponents than kin, by more than this share 
 OPPOSED_END = 0.5  # at this share it loses all weight
 APART = 2.0  # a client this many spreads further along the odd directions than usual loses weight
 APART_END = 4.0  # at this many it loses all weight
-FILL = 1.5  # what left-out clients lose the others gain, up to this factor: otherwise attackers slow the training
+FILL = 1.5  # the others gain the weight that left-out clients lose, up to this factor: training must not slow down
 KIN = 0.3  # two clients are kin if the cosine of their mean updates is above this
 SHORT_SQUARE = 0.05  # floor for the squares of mean updates in that cosine: the cosine of shorter ones is noise
 FEW_KIN = 0.5  # floor for the sum of a client's kin weights: with almost no kin the residual is the mean update
@@ -90,7 +90,8 @@ def first_basis(clients: int, device: torch.device) -> Tensor:
 
 
 def reset_shifts(shift: Tensor, mask: Tensor) -> None:
-    """Before a refresh. A client that does not count keeps what it has lost: it would win its weight back by silence.
+    """Set the shifts to 0 before a refresh. A client that does not count keeps a negative shift: otherwise it would win
+    its weight back by silence.
 
     shift: (n)    mask: (n) bool, clients that count
     """
@@ -141,7 +142,7 @@ def cut_directions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cut the directions of some eigenvectors (c, k) of (maps rest maps^T), with their eigenvalues (k).
 
-    rest: (c, c) inner products of what is left of the mean updates    shift: (c)
+    rest: (c, c) inner products of the mean updates without the directions cut so far    shift: (c)
     remaining: (c, c) projection, in coefficients of the clients: removes all directions that were cut
     maps: (c, c): mean updates -> residuals; None: identity
     """

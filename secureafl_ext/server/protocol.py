@@ -8,7 +8,7 @@ from .receipt import Receipt
 
 
 class Server(Protocol):
-    """Optional: `leave(client: int)`: what is remembered of the client counts no more until it uploads again."""
+    """Optional: `leave(client: int)`: the client's remembered update has no weight until it uploads again."""
 
     version: int
     clients: int

@@ -204,7 +204,7 @@ class SecureAFL(CheckpointedServer):
                 self._trials.forget(client)
 
     def leave(self, client: int) -> None:
-        """The client has left: its remembered update counts no more. What is kept of it stays.
+        """The client has left: its remembered update has no weight from now on, but it is kept.
 
         When it uploads again, it is recognized, and must pass its probation again, and a short trial (see `probation`
         and `trial`).
@@ -223,8 +223,8 @@ class SecureAFL(CheckpointedServer):
         shapes are not checked.
 
         To replay a captured round: replay only at the same `phase()`, then increment `version`.
-        staleness is ignored here; other defenses of the simulator use it. So is `trial`: the host does not know who
-        uploads.
+        staleness is ignored here; other defenses of the simulator use it. `trial` is ignored too: its counts are on the
+        host, which does not know the client.
         """
         conflict = self._not_capturable()
         if conflict:

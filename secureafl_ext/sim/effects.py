@@ -37,7 +37,7 @@ class Run:
 
     @cached_property
     def defense(self) -> Mapping[str, Any]:
-        """The options of the defense, with its defaults and what it fixes."""
+        """The options of the defense, with its defaults and its fixed settings."""
         kind = DEFENSES[self.settings.defense]
         return {**kind.settings, **defense_settings(self.settings, 0), **kind.fixed}
 

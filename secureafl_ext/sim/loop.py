@@ -129,15 +129,15 @@ class Rounds:
         """One round: the row of the plan that `at` points to. Only a server that is not capturable needs the numbers
         of the client and the version on the host."""
         server, before, row = self.server, self.server.model, self.plan.index_select(0, self.at)[0]
-        who, samples = row[:1], row[HEAD:]
+        number, samples = row[:1], row[HEAD:]
         trained_on = self.past.index_select(0, row[1:2])[0]
         if malicious:
             view = self._view(row, trained_on)
             update = self.attack.update(view)
         else:
-            update = self.net.gradient(self._calibrated(trained_on, who), *self.data.train(samples))
+            update = self.net.gradient(self._calibrated(trained_on, number), *self.data.train(samples))
         if server.capturable:
-            receipt = server.enqueue(who, update, trained_on, row[3].double())
+            receipt = server.enqueue(number, update, trained_on, row[3].double())
         else:
             receipt = server.submit(client, update, version)
         if self.adam:

@@ -189,7 +189,7 @@ def prepare(
 
     An option goes to every attack or defense in the list that has it, and so does a setting that only SecureAFL has.
     It is an error if no run has it, if it has no effect in any run, or if no run is defined.
-    searched: they are part of a search for an attack, in which other runs use what these do not
+    searched: the runs are part of a search for an attack; an attack option without effect here has one in other runs
     """
     defined: list[Resolved] = []
     undefined: list[UndefinedError] = []
@@ -248,7 +248,7 @@ def _reset_unused(many: list[Resolved]) -> list[Resolved]:
     return reset
 
 
-# Settings that only some runs use -> what such a run has.
+# Settings that only some runs use, and the reason in the error message.
 NEEDS = {
     "spread": "it needs --arrivals clock",
     "degree": "it needs --partition skewed and data with labels",

@@ -71,7 +71,7 @@ class Audited:
         self._states: dict[int, int] = {}  # version -> the first line that names a state of it
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the server's own."""
+        """All other attributes are those of the server."""
         return getattr(self.server, name)
 
     @property

@@ -95,6 +95,7 @@ class Server(protocol.Server, Protocol):
 
 
 def norm(x: Tensor) -> Tensor:
+    """() float64: the norm of all values of x."""
     return torch.linalg.vector_norm(x, dtype=torch.float64)
 
 

@@ -63,7 +63,7 @@ class FoolsGold(LastUpdates):
         self.sum_products.index_copy_(0, i, along[None]).index_copy_(1, i, along[:, None])
 
     def _trust(self) -> Tensor:
-        """(n) float64, 0 to 1"""
+        """(n) float64: the weights of the clients before they are divided, 0 to 1."""
         norms = self.sum_products.diagonal().sqrt()
         lengths = norms[:, None] * norms
         alike = torch.where(lengths > 0, self.sum_products / lengths, 0).fill_diagonal_(0)

@@ -17,7 +17,7 @@ def fits_any(config: Config, clients: int, device: torch.device) -> bool:
 
 
 class FusedRows(Composed):
-    """Composed, except for `round`."""
+    """Composed with its round as one op."""
 
     capturable = True
 

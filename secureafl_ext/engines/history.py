@@ -31,7 +31,7 @@ class History:
         self._slots = torch.arange(memory, device=device)[:, None]  # (memory, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """In the order of the ops' arguments."""
+        """The tensors by name, in the order of the ops' arguments."""
         names = ("last_updates", "last_models", "dw", "dg", "pairs", "seen")
         return {name: getattr(self, name) for name in names}
 

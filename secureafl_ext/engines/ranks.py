@@ -103,7 +103,7 @@ class Ranks:
         return group
 
     def bounds(self, size: int) -> tuple[int, int]:
-        """Of this rank's slice."""
+        """Begin and end of this rank's slice of `size` coordinates."""
         return bounds(size, self.rank, self.count)
 
     def agree(self, call: str, facts: Mapping[str, int], sums: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Sharded(Fused):
         return torch.ops.secureafl.update_sums(update, client, trained_on, self.last)
 
     def synchronize(self, call: str, facts: Mapping[str, int], sums: Tensor | None = None) -> Tensor:
-        """Finishes the last round too."""
+        """See ShardedEngine. It finishes the last round too."""
         message = self.ranks.padded(sums, UPDATE_SUMS), self._changes
         self._update_sums, changes = self.ranks.agree(call, facts, torch.cat(message)).tensor_split([UPDATE_SUMS])
         if self._pending:
@@ -68,7 +68,7 @@ class Sharded(Fused):
         return Outcome(*outcome)
 
     def _settle(self) -> None:
-        """Nothing: synchronize does it."""
+        """Does nothing: synchronize has finished the last round."""
 
     def forget(self, client: int) -> None:
         """After synchronize: the sums of the last round are used up, and the client's are among them."""

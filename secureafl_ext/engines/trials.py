@@ -83,7 +83,7 @@ class Trials:
         return undo
 
     def leave(self, client: int) -> None:
-        """When it comes back it has a short trial."""
+        """Record that the client left. When it comes back it has a short trial."""
         if self.last[client] != NEW:
             self._stop_counting(client)
             self.last[client] = LEFT

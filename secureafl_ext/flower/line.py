@@ -24,7 +24,7 @@ class Least:
         self._keys.pop(node, None)
 
     def first(self) -> tuple[int, tuple] | None:
-        """(node, its key)"""
+        """(the node with the smallest key, that key); None if there are no nodes."""
         while self._heap:
             key, node = self._heap[0]
             if self._keys.get(node) == key:
@@ -33,6 +33,7 @@ class Least:
         return None
 
     def pop(self) -> tuple[int, tuple] | None:
+        """As `first`, and remove that node."""
         found = self.first()
         if found:
             self.discard(found[0])

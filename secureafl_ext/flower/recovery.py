@@ -127,7 +127,7 @@ class SlotsAndCounts:
         self.away.pop(node, None)
 
     def _forget(self, slot: int) -> None:
-        """Its node has lost the slot."""
+        """Free the slot: its node has lost it."""
         node = self.owners.pop(slot, None)
         if node is not None:
             del self.slots[node]

@@ -87,7 +87,7 @@ class Turns:
         self._line_up(node, next(self._place))
 
     def answered(self, node: int) -> None:
-        """Its reply waits from now on."""
+        """Record that the node's reply has come and waits for its turn."""
         in_turn = node in self._in_turn
         self._replies.add(node, next(self._place), NEVER if in_turn else self._last_round.get(node, NEVER))
 

@@ -29,7 +29,7 @@ class Buckets:
         return max(0, int((at - self.start) / self.width))
 
     def used(self) -> int:
-        """Buckets up to the newest time."""
+        """Number of buckets up to the newest time."""
         return 0 if math.isnan(self.start) else 1 + min(COUNT - 1, int((self.newest - self.start) / self.width))
 
     def times(self) -> np.ndarray:

@@ -141,7 +141,7 @@ def read_look(fields: dict[str, Any]) -> Look:
 
 
 def read_list(fields: dict[str, Any], name: str, most: int, least: int = 0) -> np.ndarray:
-    """(n) bool"""
+    """(n) bool: a field that is a list of `least` to `most` numbers 0 or 1."""
     values = given(fields, name)
     if (
         not isinstance(values, list)
@@ -155,7 +155,7 @@ def read_list(fields: dict[str, Any], name: str, most: int, least: int = 0) -> n
 
 
 def read_numbers(fields: dict[str, Any], name: str, n: int) -> np.ndarray:
-    """(n) float64, NaN for null"""
+    """(n) float64: a field that is a list of n finite numbers or null, which becomes NaN."""
     values = given(fields, name)
     if isinstance(values, list) and len(values) == n and set(map(type, values)) <= {int, float, type(None)}:
         try:

@@ -213,6 +213,7 @@ class View(Observer):
             return [(self.fleet.names[client], STATES[self.fleet.state[client]]) for client in clients]
 
     def _states(self) -> dict[str, int]:
+        """Number of known clients by state."""
         counted = np.bincount(self.fleet.state[self.fleet.known()], minlength=len(STATES))
         return dict(zip(STATES, counted.tolist(), strict=True))
 

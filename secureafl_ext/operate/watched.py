@@ -82,7 +82,7 @@ class Watched:
         self._thread.start()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the server's own."""
+        """All other attributes are those of the server."""
         return getattr(self.server, name)
 
     @property
@@ -172,7 +172,7 @@ class Watched:
         return self._look(in_turn=False)
 
     def similarity(self, clients: Sequence[int]) -> np.ndarray | None:
-        """As the function `similarity`."""
+        """(k, k) cosines of the mean updates of these clients: `look.similarity` of the server."""
         return similarity(self.server, clients)
 
     def _look(self, in_turn: bool) -> Look:

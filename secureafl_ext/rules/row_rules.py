@@ -21,6 +21,7 @@ SMOOTHING = 1e-6  # of geometric_median: floor for the distance to a row, in med
 
 
 def mean(gram: Tensor, mask: Tensor, config: Config) -> Tensor:
+    """Mean of the rows."""
     return mask / _count(mask)
 
 
@@ -90,7 +91,7 @@ def krum_scores(gram: Tensor, mask: Tensor, removed: Tensor | int) -> Tensor:
 
 
 def squared_distances(gram: Tensor) -> Tensor:
-    """(r, r) between the rows."""
+    """(r, r): squared distances between the rows, from their inner products (r, r)."""
     norms = gram.diagonal()
     return (norms[:, None] + norms - (gram + gram.T)).clamp(min=0)  # symmetric, so that ties are ties
 
@@ -157,11 +158,12 @@ def ranks(order: Tensor) -> Tensor:
 
 
 def _count(mask: Tensor) -> Tensor:
+    """() float64: the number of rows in mask; 1 if there are none, as a divisor."""
     return mask.sum(dtype=torch.float64).clamp(min=1)
 
 
 def _removed(mask: Tensor, config: Config) -> Tensor:
-    """f: () int64"""
+    """f, () int64: the share `remove` of the number of rows in mask, rounded down."""
     return (config.remove * mask.sum(dtype=torch.float64)).floor().long()
 
 
@@ -194,5 +196,5 @@ def median_of(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """(n) float64"""
+    """(n) float64: the norms of rows (n, d)."""
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -93,7 +93,7 @@ class CheckpointedServer(ServerCore):
         return {**tensors, "trials": self._trials.tensor(device)} if self._trials else tensors
 
     def _numbers(self) -> dict[str, int]:
-        """In the order of states.NUMBERS."""
+        """The numbers of the state, in the order of states.NUMBERS."""
         return {"version": self.version, "stale": self._stale, "too_soon": self._too_soon}
 
     def _described(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -208,6 +208,7 @@ USUAL = Settings()
 
 
 def _is_set(settings: Resolved, part: Idle) -> bool:
+    """Whether the run has another value there than the default and the tuned one."""
     if part.option is None:
         return bool(part.value != getattr(USUAL, part.field))
     if part.field == "attack_options":

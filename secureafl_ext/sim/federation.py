@@ -140,7 +140,7 @@ def stream(settings: Resolved, purpose: str) -> int:
 
 
 def split(settings: Resolved, data: Dataset) -> list[Tensor]:
-    """The samples of each client."""
+    """For each client the indices of its training samples."""
     labels, seed = data.train_y, stream(settings, "partition")
     if not data.classes:
         return partition.stretches(len(labels), settings.clients)

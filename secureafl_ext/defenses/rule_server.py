@@ -127,6 +127,7 @@ class RuleServer:
 
 
 def check_settings(name: str, model: Tensor, clients: int, lr: float, max_staleness: int) -> None:
+    """Refuse invalid arguments of a RuleServer."""
     check_start(name, model, clients)
     need(math.isfinite(lr), name, "lr", "a finite number", lr)
     need(max_staleness >= 0, name, "max_staleness", "0 or more", max_staleness)

@@ -44,6 +44,7 @@ def hashed(count: int, seed: int, device: torch.device) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
+    """The output function of SplitMix64, for each value of x int64."""
     for shift, factor in MIX:
         x = (x ^ _shifted(x, shift)) * _signed(factor)
     return x ^ _shifted(x, 31)

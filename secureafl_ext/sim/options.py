@@ -210,6 +210,7 @@ def prepare(
 
 
 def _distribute_options(many: list[Resolved], field: str) -> list[Resolved]:
+    """Each run with those of its options that its attack (or defense) has. An option that no run has is an error."""
     owner = OPTIONS[field][0]
     used = {getattr(settings, owner): options_of(field, getattr(settings, owner)) for settings in many}
     known = list(dict.fromkeys(name for options in used.values() for name in options))

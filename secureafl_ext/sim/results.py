@@ -264,6 +264,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> object:
+    """The value as JSON data: numbers that are not finite become the strings of NOT_FINITE."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -274,6 +275,7 @@ def _plain(value: object) -> object:
 
 
 def _numbers(value: object) -> object:
+    """The inverse of `_plain`."""
     if isinstance(value, dict):
         return {key: _numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):

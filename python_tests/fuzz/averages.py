@@ -57,7 +57,7 @@ class AveragedScene:
         of_update, of_model, means = KEPT[self.op]
         for name in KEPT[self.op]:
             state[name] = torch.from_numpy(dice.normal(n, self.width)).float()
-        kept = Averaged(self.config, n, self.d, torch.device("cpu"))._kept
+        kept = Averaged(self.config, n, self.d, torch.device("cpu"))._sketched
         if dice.chance(0.2):  # on the same model, perhaps the same update
             state[of_model][self.client] = kept(self.trained_on)
         if dice.chance(0.2):

@@ -94,8 +94,6 @@ def main() -> None:
     place, on_host = options.history_device, options.history_device == "cpu"
     for size in options.sizes:
         floor, in_turn = bus_ms(clock, size) if on_host else (clock.copy_ms(16 * size), None)
-        if in_turn:
-            print(f"the same bytes over the bus one way after the other: {in_turn:.3f} ms")
         for clients in options.clients:
             for sketch in (0,) if on_host else (0, options.sketch):
                 of_device = (4 if on_host else 12) * clients * (sketch or size)
@@ -108,6 +106,8 @@ def main() -> None:
                 what = f"{sketch:,} numbers" if sketch else "all, two thirds on the host" if on_host else "all"
                 row = f"{clients:,} | {size:,} | {what} | {round_ms:.3f} | {refresh} | {kept / 1e9:.3f} | {floor:.3f}"
                 print(f"| {row} |", flush=True)
+        if in_turn:
+            print(f"\nd = {size:,}: the same bytes over the bus one way after the other: {in_turn:.3f} ms")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Run:
     def __init__(self, settings: Resolved):
         self.settings = settings
         self.ours = settings.defense.startswith("secureafl")
+        self.labels = not SOURCES[settings.dataset].regression
 
     @cached_property
     def attack(self) -> Mapping[str, Any]:
@@ -76,7 +77,18 @@ class Need(NamedTuple):
 
 
 SETTINGS: dict[str, Need] = {
-    "partition": Need(lambda run: not SOURCES[run.settings.dataset].regression, "it needs data with labels"),
+    "spread": Need(lambda run: run.settings.arrivals == "clock", "it needs --arrivals clock"),
+    "degree": Need(
+        lambda run: run.labels and run.settings.partition == "skewed",
+        "it needs --partition skewed and data with labels",
+    ),
+    "concentration": Need(
+        lambda run: run.labels and run.settings.partition == "dirichlet",
+        "it needs --partition dirichlet and data with labels",
+    ),
+    "trusted": Need(lambda run: DEFENSES[run.settings.defense].needs_trusted, "it needs a defense with clean samples"),
+    "estimation_error": Need(lambda run: run.ours, "it needs a SecureAFL defense"),
+    "partition": Need(lambda run: run.labels, "it needs data with labels"),
     "quantile": Need(lambda run: run.ours and run.defense["filter"], "it needs a SecureAFL defense with filter=true"),
     "trust": Need(lambda run: run.corrects, "it needs estimates with memory above 0"),
 }

@@ -14,8 +14,7 @@ from .. import bounded_files
 from ..attacks import ATTACKS, Kind
 from ..defenses import DEFENSES, Defense
 from ..defenses.tuned import tuned_options
-from ..tasks.datasets import SOURCES
-from .effects import refuse_idle
+from .effects import SETTINGS, Run, refuse_idle
 from .settings import VARIANT_SETTINGS, Resolved, Settings, UndefinedError, variant_settings
 
 log = logging.getLogger(__name__)
@@ -234,7 +233,8 @@ def _reset_unused(many: list[Resolved]) -> list[Resolved]:
     usual = Settings().resolve()
     used = [_used(settings) for settings in many]
     defenses = ", ".join(dict.fromkeys(settings.defense for settings in many))
-    why = {name: f"defense {defenses} does not use it" for name in VARIANT_SETTINGS} | NEEDS
+    why = {name: f"defense {defenses} does not use it" for name in VARIANT_SETTINGS}
+    why |= {name: SETTINGS[name].why for name in RESET}
     reset = []
     for settings, names in zip(many, used, strict=True):
         change: dict[str, Any] = {}
@@ -249,27 +249,15 @@ def _reset_unused(many: list[Resolved]) -> list[Resolved]:
     return reset
 
 
-# Settings that only some runs use, and the reason in the error message.
-NEEDS = {
-    "spread": "it needs --arrivals clock",
-    "degree": "it needs --partition skewed and data with labels",
-    "concentration": "it needs --partition dirichlet and data with labels",
-    "trusted": "it needs a defense with clean samples",
-    "estimation_error": "it needs a SecureAFL defense",
-}
+# Of effects.SETTINGS: a run in which one of these has no effect is recorded with its default. The others are recorded
+# as they were set: to reset them too would hide older records.
+RESET = ("spread", "degree", "concentration", "trusted", "estimation_error")
 
 
 def _used(settings: Resolved) -> list[str]:
-    """Of VARIANT_SETTINGS and NEEDS, those that this run uses."""
-    labels = not SOURCES[settings.dataset].regression
-    needs = {
-        "spread": settings.arrivals == "clock",
-        "degree": labels and settings.partition == "skewed",
-        "concentration": labels and settings.partition == "dirichlet",
-        "trusted": DEFENSES[settings.defense].needs_trusted,
-        "estimation_error": settings.defense.startswith("secureafl"),
-    }
-    return [*variant_settings(settings.defense), *(name for name, uses in needs.items() if uses)]
+    """Of VARIANT_SETTINGS and RESET, those that this run uses."""
+    run = Run(settings)
+    return [*variant_settings(settings.defense), *(name for name in RESET if SETTINGS[name].met(run))]
 
 
 def _check_name(what: str, name: str, choices: Collection[str]) -> None:

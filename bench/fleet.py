@@ -1,15 +1,18 @@
-"""Rounds of the recommended rule for many clients: whole updates beside sketches.
+"""Rounds of the recommended rule for many clients and large models: whole updates beside sketches.
 
     python bench/fleet.py                          # d = 140,000, up to 100,000 clients
     python bench/fleet.py --device cuda --sizes 140000 100000000 --clients 100 1000
     python bench/fleet.py --device cuda --sizes 100000000 --clients 100 --history-device cpu
 
-A round of `submit`, a refresh of the weights (once in 2 n rounds), and the memory of the history. The floor is a copy
-of the bytes that every server must move: the update, the model it was trained on, the current and the next model. With
-the history on the host it is the copy of what crosses the bus, both ways at once: two rows of one client in, two out.
+A round of `submit`, the same in a CUDA graph, a refresh of the weights (once in 2 n rounds), and the memory of the
+history. "Copy" is the time to copy as many bytes as a round must move: the update, the model and the next one, the
+client's mean in and out, or the places of a sketch; with --keep-last also the model it was trained on, and the last
+update and model in and out. With the history on the host it is the copy of what crosses the bus, both ways at once:
+two rows of one client in, two out.
 """
 
 import argparse
+from typing import NamedTuple
 
 import torch
 from report import SEED, head
@@ -51,31 +54,47 @@ def bus_ms(clock: Clock, size: int) -> tuple[float, float]:
     return clock.ms(both), clock.ms(in_turn)
 
 
-def measured(clock: Clock, clients: int, size: int, sketch: int, place: str) -> tuple[float, float | None, float]:
-    """(ms of a round, ms of a refresh or None, bytes of the history)"""
+class Times(NamedTuple):
+    """Milliseconds; and the bytes of the history."""
+
+    round: float
+    in_graph: float | None
+    refresh: float
+    history: int
+
+
+def measured(clock: Clock, clients: int, size: int, **settings: object) -> Times:
     random = torch.Generator(clock.device).manual_seed(SEED)
     updates = torch.randn(WARM, size, generator=random, device=clock.device)
-    start = torch.zeros(size, device=clock.device)
-    server = SecureAFL(
-        start, clients, **RECOMMENDED, sketch=sketch, sketch_seed=SEED if sketch else None, history_device=place
-    )
+    server = SecureAFL(torch.zeros(size, device=clock.device), clients, **RECOMMENDED, **settings)
+    engine = server._engine
 
     def submit() -> None:
         server.submit(server.version % clients, updates[server.version % WARM], server.version)
 
-    if sketch:
-        fill(server, random)
-    for _ in range(WARM if sketch else max(WARM, clients)):  # whole updates are read of the clients that have one
+    for _ in range(WARM if server.config.sketch else max(WARM, clients)):  # then every client has a whole update
         submit()
+    if server.config.sketch:
+        fill(server, random)
     round_ms = clock.ms(submit)
-    kept = sum(tensor.numel() * tensor.element_size() for name, tensor in server._engine._tensors().items())
-    if not sketch:  # the refresh is inside the op
-        return round_ms, None, kept
-    support = server._engine.support
-    support.means.normal_(0, size**-0.5, generator=random)
-    support.noise.fill_(0.1)
-    everyone = torch.ones(clients, dtype=torch.bool, device=clock.device)
-    return round_ms, Clock(clock.device, 1).ms(lambda: support.refresh(everyone)), kept
+    history = sum(tensor.numel() * tensor.element_size() for tensor in engine._tensors().values())
+    if server.config.sketch:
+        engine.support.means.normal_(0, size**-0.5, generator=random)
+        engine.support.noise.fill_(0.1)
+        everyone = torch.ones(clients, dtype=torch.bool, device=clock.device)
+        return Times(round_ms, None, Clock(clock.device, 1).ms(lambda: engine.support.refresh(everyone)), history)
+
+    def with_refresh() -> None:
+        engine._rounds.fill_(engine.every - 1)  # the refresh is inside the op
+        submit()
+
+    refresh_ms = clock.ms(with_refresh) - round_ms
+    client = torch.zeros(1, dtype=torch.int64, device=clock.device)
+
+    def enqueue() -> None:
+        server.enqueue(client, updates[0], server.model)
+
+    return Times(round_ms, clock.graph_ms(enqueue), refresh_ms, history)
 
 
 def main() -> None:
@@ -85,29 +104,42 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--sketch", type=int, default=2048)
     parser.add_argument("--history-device", default="model", choices=("model", "cpu"))
+    parser.add_argument("--keep-last", action="store_true", help="keep each client's last update and model too")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
     clock = Clock(options.device, options.repeats)
+    on_host = options.history_device == "cpu"
+    keep_last = options.keep_last or on_host
     print(head("fleet", options.device))
-    print("| clients | d | kept of an update | round, ms | refresh, ms per round | history, GB | floor, ms |")
-    print("|---|---|---|---|---|---|---|")
-    place, on_host = options.history_device, options.history_device == "cpu"
+    print("| clients | d | kept of a client | round, ms | in a graph, ms | refresh, ms | history, GB | copy, ms |")
+    print("|---|---|---|---|---|---|---|---|")
     for size in options.sizes:
-        floor, in_turn = bus_ms(clock, size) if on_host else (clock.copy_ms(16 * size), None)
+        in_turn = None
         for clients in options.clients:
             for sketch in (0,) if on_host else (0, options.sketch):
-                of_device = (4 if on_host else 12) * clients * (sketch or size)
-                if not fits(of_device, options.device) or (not sketch and clients > 1024):
+                on_device = (4 if on_host or not keep_last else 12) * clients * (sketch or size)
+                if not fits(on_device, options.device) or (not sketch and clients > 1024):
                     continue
                 if on_host and 8 * clients * size > 0.9 * free_memory("cpu"):
                     continue
-                round_ms, refresh_ms, kept = measured(clock, clients, size, sketch, place)
-                refresh = "in the round" if refresh_ms is None else f"{refresh_ms / (2 * clients):.4f}"
-                what = f"{sketch:,} numbers" if sketch else "all, two thirds on the host" if on_host else "all"
-                row = f"{clients:,} | {size:,} | {what} | {round_ms:.3f} | {refresh} | {kept / 1e9:.3f} | {floor:.3f}"
-                print(f"| {row} |", flush=True)
+                copy, in_turn = (
+                    bus_ms(clock, size) if on_host else (clock.copy_ms(moved(size, sketch, keep_last)), None)
+                )
+                settings = {"history_device": options.history_device, "keep_last": keep_last}
+                settings |= {"sketch": sketch, "sketch_seed": SEED} if sketch else {}
+                found = measured(clock, clients, size, **settings)
+                graph = "" if found.in_graph is None else f"{found.in_graph:.4f}"
+                what = f"{sketch:,} numbers" if sketch else "mean, last update and model" if keep_last else "mean"
+                row = f"{clients:,} | {size:,} | {what} | {found.round:.4f} | {graph} | {found.refresh:.2f}"
+                print(f"| {row} | {found.history / 1e9:.3g} | {copy:.4f} |", flush=True)
         if in_turn:
             print(f"\nd = {size:,}: the same bytes over the bus one way after the other: {in_turn:.3f} ms")
+
+
+def moved(size: int, sketch: int, keep_last: bool) -> int:
+    """Bytes that a round must move."""
+    rows = 4 if sketch else 5 + 5 * keep_last
+    return 4 * size * (rows + (sketch > 0 and keep_last))
 
 
 if __name__ == "__main__":

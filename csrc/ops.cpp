@@ -93,7 +93,7 @@ STABLE_TORCH_LIBRARY(secureafl, m) {
   // row_wise/sketch/sketch_step.cuh, row_wise/sketch/sketch_step_cpu.h
   m.def(
       "sketch_step_(Tensor update, Tensor client, Tensor trained_on, int now_row, int next_row, Tensor(a!) models, "
-      "Tensor order, Tensor signs, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "
+      "Tensor places, Tensor(b!) update_sketches, Tensor(c!) model_sketches, Tensor(d!) seen, "
       "Tensor(e!) means, Tensor(f!) squares, Tensor(g!) met, Tensor(h!) total, Tensor(i!) noise, Tensor(j!) norms, "
       "Tensor shift, Tensor(k!) clock, Tensor(l!) last_epoch, Tensor(m!) uploads, Tensor(n!) seen_factors, "
       "Tensor(o!) recorded, Tensor(p!) factor_counts, Tensor(q!) counts, float lr, float quantile, float max_norm, "

@@ -18,6 +18,7 @@ ENGINES = {
     "support": {"rule": "support", "memory": 0},
     "composed support": {"rule": "support", "memory": 2},
     "averaged": {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "trial": 5},
+    "means alone": {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "filter": False},
     "row-wise": {"rule": "centered_clip", "memory": 0},
     "row-wise buckets": {"rule": "krum", "buckets": 2, "memory": 1},
 }

@@ -131,6 +131,8 @@ def agree(ours, theirs, bound=1e-5):
         assert torch.equal(mine[name].cpu(), other[name].cpu()), name
     seen = other["seen"].cpu()
     for name, rows in (("models", ...), ("last_updates", seen), ("last_models", seen)):
+        if name not in other:  # with keep_last=False
+            continue
         a, b = (state[name].cpu().double()[rows] for state in (mine, other))
         assert ((a - b).norm(dim=1) <= bound * b.norm(dim=1)).all(), name
     if "products" in mine:
@@ -185,7 +187,7 @@ class Emulated:
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
         flags, bounds = self.split(others)
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
-        whole = [len(state[0]), models.shape[1], *state[-4].shape, *flags]
+        whole = [len(state[2]), models.shape[1], *state[-4].shape, *flags]
         results = *JUDGED, torch.float64  # the weight
         return call_round(self.run, tensors, whole, [lr, quantile, max_norm, *bounds], self.seed, results)
 

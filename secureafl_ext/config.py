@@ -96,6 +96,7 @@ CHECKS = {
     "on_reject": one_of(ON_REJECT),
     "spacing": COUNT,
     "step": one_of(STEPS),
+    "keep_last": Check(or_none(flag), "None, True or False"),
     "history_dtype": one_of(DTYPES, dtype_name),
     "history_device": one_of(HISTORY_DEVICES),
     "filter": FLAG,
@@ -178,11 +179,15 @@ class Config:
     """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32. float64 is
     for a float64 model, and for all of the history."""
     history_device: str = "model"
-    """Where last updates, last models and pairs are kept. "model": where the model is. "cpu": with a model on a GPU in
-    page-locked memory of the host, for a history that does not fit the GPU; rounds read and write it over the bus.
-    Results are the same, bit for bit."""
+    """Where last updates, last models and pairs are kept, or if there are none (see `keep_last`) the mean updates.
+    "model": where the model is. "cpu": with a model on a GPU in page-locked memory of the host, for a history that does
+    not fit the GPU; rounds read and write it over the bus. Results are the same, bit for bit."""
     filter: bool = True
     """Reject updates by their Lipschitz factor."""
+    keep_last: bool | None = None
+    """Keep each client's last update and the model it was computed on. False needs averages="steps" and filter=False,
+    which use neither: the history is n d numbers in place of 3 n d, a receipt has no factor, and `last` and `estimates`
+    are refused. None: keep them unless these settings need neither."""
     estimate: bool = True
     """Aggregate the estimated updates of all clients; False: the received update alone."""
     receive: bool = True
@@ -245,6 +250,8 @@ class Config:
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
         plain = self.averages == "uploads"
         need(plain or sketched, "averages", "'uploads' unless rule='support', step='received' and memory=0")
+        unused = self.averages == "steps" and not self.filter
+        need(self.keep_last is not False or unused, "keep_last", "true unless averages='steps' and filter=False")
         need(not self.trial or self.step == "received", "trial", "0 unless step='received'")
         if self.sketch and self.sketch_seed is None:
             object.__setattr__(self, "sketch_seed", secrets.randbits(52))
@@ -270,6 +277,11 @@ class Config:
     def averaging(self) -> bool:
         """Whether averages of the clients' own updates, or of their sketches, are kept in place of products."""
         return self.averages == "steps" or self.sketch > 0
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether each client's last update and the model it was computed on are kept."""
+        return (self.averages != "steps" or self.filter) if self.keep_last is None else self.keep_last
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""

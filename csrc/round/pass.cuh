@@ -18,14 +18,6 @@ namespace secureafl::cuda {
 __device__ inline void store(float* to, float value) { *to = value; }
 __device__ inline void store(__half* to, float value) { *to = __float2half_rn(value); }
 
-// sum + a.b
-template <int kColumns>
-__device__ inline float add_dot(float sum, const float (&a)[kColumns], const float (&b)[kColumns]) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum += a[c] * b[c];
-  return sum;
-}
-
 // Loads a row of kSize floats, with the widest loads that its alignment allows.
 template <int kSize>
 __device__ inline void load_row(const float* row, float (&out)[kSize]) {

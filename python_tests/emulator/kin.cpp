@@ -24,15 +24,26 @@ struct Buffers {
       : plan(cuda::KinPlan::of(r)), parts(r.sums() * plan.chunks, std::nan("")), rows(r.n), weights(r.n) {}
 };
 
+// The third kernel of a round.
+template <int kVector>
+static void run_step(const cuda::Launcher& launch, const KinRound& r, const Choice* choice) {
+  const int64_t columns = 32 * kVector;
+  launch.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, choice);
+}
+template <int kVector>
+static void run_step(const cuda::Launcher& launch, const MeanRound& r, const Choice* choice) {
+  const int64_t columns = cuda::kStepThreads * kVector;
+  launch.launch_pdl(cuda::mean_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, choice);
+}
+
 template <int kVector, typename R>
 static void run(const cuda::Launcher& launch, const R& r, Buffers& b) {
   const KinRound& kin = r;
-  const int64_t warps = b.plan.groups * b.plan.chunks, columns = 32 * kVector, each = cuda::kSumThreads / 32;
+  const int64_t warps = b.plan.groups * b.plan.chunks, each = cuda::kSumThreads / 32;
   launch(cuda::kin_sums_kernel<kVector>, (warps + each - 1) / each, cuda::kSumThreads, 0, kin, b.plan, b.parts.data());
   launch.launch_pdl(cuda::kin_choose_kernel<R>, 1, cuda::BlockTeam::kSize, cuda::choose_bytes(r), r, b.plan.chunks,
                     b.parts.data(), &b.choice, b.rows.data(), b.weights.data());
-  launch.launch_pdl(cuda::kin_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, kin,
-                    &b.choice);
+  run_step<kVector>(launch, r, &b.choice);
 }
 
 // A refresh: an odd number of clients on two blocks, an even one on a single block, with some of its tables in shared

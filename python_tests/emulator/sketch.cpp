@@ -11,15 +11,14 @@ extern "C" void sketch_step(void** at, const int64_t* whole, const double* real,
   Reader tensor{at};
   SketchRound r{};
   double* shift;
-  int64_t* order;
-  float* signs;
+  int32_t* places;
   tensor(r.update), tensor(r.client), tensor(r.trained_on), tensor(r.model), tensor(r.next_model);
-  tensor(order), tensor(signs), tensor(r.update_sketches), tensor(r.model_sketches), tensor(r.seen), tensor(r.means);
+  tensor(places), tensor(r.update_sketches), tensor(r.model_sketches), tensor(r.seen), tensor(r.means);
   tensor(r.squares), tensor(r.met), tensor(r.total), tensor(r.noise), tensor(r.norms), tensor(shift);
   tensor(r.presence.clock), tensor(r.presence.last_epoch), tensor(r.presence.uploads);
   tensor(r.seen_factors), tensor(r.recorded), tensor(r.factor_counts), tensor(r.counts);
   tensor(r.accepted), tensor(r.factor), tensor(r.reason), tensor(r.weight);
-  r.order = order, r.signs = signs, r.shift = shift;
+  r.places = places, r.shift = shift;
   r.n = whole[0], r.k = whole[1], r.d = whole[2], r.rows = (r.d + r.k - 1) / r.k;
   r.lists = whole[3], r.room = whole[4];
   r.filter = whole[5], r.receive = whole[6], r.store_all = whole[7], r.hold = whole[8];

@@ -31,6 +31,7 @@ class AveragedScene:
         sketched = {"sketch": WIDTH, "sketch_seed": dice.randrange(99)}
         steps = op == "mean_step_" or dice.chance(0.5)
         more = {"step": "received", "receive": True, "averages": "steps" if steps else "uploads"}
+        more |= {"keep_last": dice.choice((None, True))}
         more |= sketched if op == "sketch_step_" else {}
         self.config = Config(**{**vars(settings_of(dice, n, "support")), **more})
         self.op, self.width = op, self.config.sketch or d
@@ -56,11 +57,12 @@ class AveragedScene:
         state |= presence(dice, n, state["seen"])
         of_update, of_model, means = KEPT[self.op]
         for name in KEPT[self.op]:
-            state[name] = torch.from_numpy(dice.normal(n, self.width)).float()
+            if name == means or self.config.keeps_last:
+                state[name] = torch.from_numpy(dice.normal(n, self.width)).float()
         kept = Averaged(self.config, n, self.d, torch.device("cpu"))._sketched
-        if dice.chance(0.2):  # on the same model, perhaps the same update
+        if of_model in state and dice.chance(0.2):  # on the same model, perhaps the same update
             state[of_model][self.client] = kept(self.trained_on)
-        if dice.chance(0.2):
+        if of_update in state and dice.chance(0.2):
             state[of_update][self.client] = kept(self.update)
         state["shift"] = torch.from_numpy(dice.normal(n)) / n
         if self.config.averages == "uploads":

@@ -154,7 +154,7 @@ def a_value(call: Call, dice: Dice) -> Changes:
     bad = {
         "pairs": (-1, m + 1, *HUGE), "oldest": (-1, max(m, 1), *HUGE), "client": (-1, n, *HUGE), "met": (-1, *HUGE[1:]),
         "recorded": (-1, *HUGE[1:]), "clock": (-1, *HUGE[1:]), "uploads": (-1, *HUGE[1:]), "last_epoch": (-2, *HUGE),
-        "order": (-1, call.facts.get("d", 0), *HUGE),
+        "places": (-1 - call.facts.get("d", 0), call.facts.get("d", 0)),
     }  # fmt: skip
     names = [name for name in bad if name in tensors_of(call) and call.args[name].numel()]
     names += ["verdict"] if call.op in ("renew_", "settle_", "step_") else []

@@ -77,8 +77,8 @@ INSIDE = {
     "uploads -1": ("uploads", -1, r"uploads must lie in 0 to \d+, got -1"),
     "uploads most": ("uploads", 2**63 - 1, r"uploads must lie in 0 to \d+"),
     "met -5": ("met", -5, r"met must lie in 0 to \d+, got -5"),
-    "order -1": ("order", -1, "order must lie in 0 to 69, got -1"),
-    "order huge": ("order", HUGE, "order must lie in 0 to 69"),
+    "places -71": ("places", -71, "places must lie in -70 to 69, got -71"),
+    "places 70": ("places", 70, "places must lie in -70 to 69, got 70"),
     "verdict": ("verdict", 0x7F, "the client of verdict must lie in 0 to 4, got 2139062143"),  # and pending
     "verdict -1": ("verdict", 0xFF, "the client of verdict must lie in 0 to 4, got -1"),
     "norms -1": ("norms", -1.0, "norms must be 0 or more, got -1"),

@@ -44,10 +44,10 @@ class Emulated:
         self.run, self.seed = library("sketch").sketch_step, seed
 
     def __call__(self, update, client, trained_on, now, new, models, *rest):
-        state, (lr, quantile, max_norm, *whole, least_share) = rest[:19], rest[19:]
-        steps = len(state[8]) > 0  # there is a total
+        state, (lr, quantile, max_norm, *whole, least_share) = rest[:18], rest[18:]
+        steps = len(state[7]) > 0  # there is a total
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
-        sizes = *state[2].shape, models.shape[1], *state[-4].shape
+        sizes = *state[4].shape, models.shape[1], *state[-4].shape
         results = *JUDGED, torch.float64  # the weight
         return call_round(
             self.run, tensors, [*sizes, *whole, steps], [lr, quantile, max_norm, least_share], self.seed, results

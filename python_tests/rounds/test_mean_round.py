@@ -29,6 +29,7 @@ SETTINGS = {"rule": "support", "memory": 0, "step": "received", "averages": "ste
 VARIED = [
     {},
     {"filter": False, "quorum": 0.5},
+    {"filter": False, "keep_last": True, "on_reject": "step"},
     {"quantile": 0.5, "max_norm": 0.5},
     {"store": "all", "on_reject": "step"},
     {"factors": "pooled", "window": 7},
@@ -146,6 +147,13 @@ REFUSALS = {
     "noise": (torch.zeros(3, dtype=F64), "noise must have shape (n,) = (4,), got (3,)"),
     "norms": (torch.full((4,), -1.0, dtype=F64), "norms must be 0 or more, got -1"),
     "last_updates": (torch.zeros(1025, 30), "last_updates must hold 1 to 1024 clients, got 1025"),
+    "last_models": (torch.zeros(0, 30), "last_models must have shape (n, d) = (4, 30), got (0, 30)"),
+}
+# Of a server that keeps no last updates.
+REFUSALS_WITHOUT = {
+    "seen": (torch.zeros(1025, dtype=torch.bool), "seen must hold 1 to 1024 clients, got 1025"),
+    "last_models": (torch.zeros(4, 30), "last_models must have shape (n, d) = (0, 30), got (4, 30)"),
+    "filter": (True, "filter must be false without last_updates, got true"),
 }
 
 
@@ -154,10 +162,17 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
     refuses(make("cpu", 4, 30), fused_averages, monkeypatch, name, *REFUSALS[name])
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 8), (5, 33), (16, 64), (66, 40)])
-def test_the_kernels_source_agrees_with_the_cpu_in_any_order_of_warps(monkeypatch, n, d):
+@pytest.mark.parametrize("name", REFUSALS_WITHOUT)
+def test_without_last_updates_too(name, monkeypatch):
+    refuses(make("cpu", 4, 30, filter=False), fused_averages, monkeypatch, name, *REFUSALS_WITHOUT[name])
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "keep"), [(1, 8, True), (5, 33, True), (16, 64, True), (5, 33, None), (66, 40, None)]
+)
+def test_the_kernels_source_agrees_with_the_cpu_in_any_order_of_warps(monkeypatch, n, d, keep):
     """The same bits for two orders: no barrier is missing."""
-    plain, one, other = (make("cpu", n, d, filter=False) for _ in range(3))
+    plain, one, other = (make("cpu", n, d, filter=False, keep_last=keep) for _ in range(3))
     emulate(monkeypatch, one, EmulatedMeans(1), fused_averages)
     emulate(monkeypatch, other, EmulatedMeans(2), fused_averages)
     drive((plain, one, other), Arrivals(n, d, strange=False), max(40, 3 * n))

@@ -16,6 +16,7 @@ INF = float("inf")
 SETTINGS = {
     "recommended": {},
     "no_filter": {"filter": False, "quorum": 0.0},
+    "no_filter_last": {"filter": False, "keep_last": True, "quorum": 0.0},
     "probation": {"probation": 3, "expiry": 1, "quorum": 0.0},
     "never_expires": {"expiry": None, "probation": 0},
     "quorum": {"quorum": 0.7},
@@ -66,7 +67,7 @@ def test_the_median_norm_is_that_of_all_who_count(others, alike, device):
     server.submit(n - 1, update, 0)
     norm = update.cpu().double().norm()
     median = torch.cat([norms[:others], norm[None]]).quantile(0.5)
-    sketch = engine.history.last_updates[n - 1].cpu().double()
+    sketch = engine.sketch.of(update).cpu().double()
     wanted = sketch / torch.maximum(norm, median)
     torch.testing.assert_close(engine.support.means[n - 1].cpu().double(), wanted, rtol=1e-6, atol=0)
 
@@ -123,9 +124,8 @@ REFUSALS = {
     "update": (torch.zeros(99), "update must have shape (d,) = (100,), got (99,)"),
     "trained_on": (torch.zeros(100, dtype=F64), "trained_on must have dtype float32 like models, got float64"),
     "client": (torch.tensor([4]), "client must lie in 0..3, got 4"),
-    "order": (torch.full((128,), 100), "order must lie in 0 to 99, got 100"),
-    "signs": (torch.zeros(100), "signs must have shape (ceil(d / k) k,) = (128,), got (100,)"),
-    "update_sketches": (torch.zeros(0, 64), "update_sketches must hold 1 to 16777215 clients, got 0"),
+    "places": (torch.full((128,), 100, dtype=torch.int32), "places must lie in -100 to 99, got 100"),
+    "update_sketches": (torch.zeros(3, 64), "update_sketches must have shape (n, k) = (4, 64), got (3, 64)"),
     "model_sketches": (torch.zeros(4, 63), "model_sketches must have shape (n, k) = (4, 64), got (4, 63)"),
     "seen": (torch.zeros(3, dtype=torch.bool), "seen must have shape (n,) = (4,), got (3,)"),
     "means": (torch.zeros(8, 128)[::2, ::2], "means must be contiguous, got strides (256, 2)"),
@@ -161,6 +161,11 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(name, monkeypatch):
         name,
         *REFUSALS[name],
     )
+
+
+def test_a_filter_needs_sketches_of_last_updates(monkeypatch):
+    words = "filter must be false without update_sketches, got true"
+    refuses(make("cpu", 4, 100, filter=False), averaged, monkeypatch, "filter", True, words)
 
 
 SHARED = {

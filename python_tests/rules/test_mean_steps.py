@@ -8,7 +8,6 @@ from groups import Fleet, resumes_bit_for_bit
 from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.rules.mean_steps import LEAST, SPAN, MeanSteps
 
-CPU = torch.device("cpu")
 N, D = 30, 4000
 KINDS = {"whole": {}, "sketched": {"sketch": 1024, "sketch_seed": 7}}
 
@@ -33,7 +32,7 @@ def the_same(one, other):
 
 def test_means_and_squares_are_those_of_the_formula():
     """In NumPy, from the list of all uploads: weights of the mean, and the square without its noise."""
-    kept, random = MeanSteps(3, 8, torch.float64, CPU, basis=False), np.random.default_rng(1)
+    kept, random = MeanSteps(torch.zeros(3, 8).double(), basis=False), np.random.default_rng(1)
     rows, weights = [], np.zeros(0)
     total = 0.0
     for i in range(120):
@@ -61,7 +60,7 @@ def test_squares_have_no_noise_of_single_updates(length):
     random, found, plain = torch.Generator().manual_seed(0), [], []
     one, full = torch.tensor(1.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     for _ in range(200):
-        kept = MeanSteps(1, 100, torch.float64, CPU, basis=False)
+        kept = MeanSteps(torch.zeros(1, 100).double(), basis=False)
         for _ in range(12):
             noise = torch.randn(100, generator=random, dtype=torch.float64)
             noise[0] = 0
@@ -75,14 +74,14 @@ def test_squares_have_no_noise_of_single_updates(length):
 
 
 def test_of_a_single_upload_nothing_is_known():
-    kept, one = MeanSteps(1, 8, torch.float64, CPU, basis=False), torch.tensor(1.0, dtype=torch.float64)
+    kept, one = MeanSteps(torch.zeros(1, 8).double(), basis=False), torch.tensor(1.0, dtype=torch.float64)
     kept.add(torch.tensor([0]), torch.full((8,), 8**-0.5).double(), one, one, torch.tensor(True), one)
     assert float(square_of(kept)) == 0 and kept.means[0].norm() == pytest.approx(1)
 
 
 def test_an_upload_that_moves_nothing_hardly_counts():
     """Ten decoys without effect beside five pushes."""
-    kept, one = MeanSteps(1, 2, torch.float64, CPU, basis=False), torch.tensor(1.0, dtype=torch.float64)
+    kept, one = MeanSteps(torch.zeros(1, 2).double(), basis=False), torch.tensor(1.0, dtype=torch.float64)
     push, decoy = torch.eye(2, dtype=torch.float64)
     for _ in range(5):
         kept.add(torch.tensor([0]), push, one, one, torch.tensor(True), one)
@@ -231,16 +230,17 @@ def test_a_client_that_is_forgotten_leaves_nothing():
     server = trained(make(size=100), 3 * N)
     server.forget(4)
     state = server.state_dict()
-    for name in ("mean_updates", "total", "noise", "norms", "last_updates", "last_models"):
+    for name in ("mean_updates", "total", "noise", "norms"):
         assert not state[name][4].any() and state[name].any()
 
 
-def test_whole_updates_are_kept():
-    server = make(size=100)
+def test_whole_updates_are_kept_if_wanted():
+    server = make(size=100, keep_last=True)
     server.submit(3, torch.ones(100), 0)
     update, model = server.last(torch.tensor([3]))
     assert torch.equal(update, torch.ones(100)) and not model.any()
     assert torch.equal(server.estimates()[3], torch.ones(100))
+    assert server.norms().tolist() == [10.0 * (k == 3) for k in range(N)]
 
 
 @pytest.mark.parametrize(

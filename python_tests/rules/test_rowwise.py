@@ -108,7 +108,8 @@ def test_clipping_at_infinity_is_the_mean_with_the_same_account_of_corrections(t
 
 def known(device, dtype=F64, memory=2):
     """Four clients: no pairs, a correction that trust=1 allows, one that it caps, one from pairs that are inf."""
-    history = History(4, memory, SIZE, dtype, torch.device(device))
+    config = Config(memory=memory, history_dtype=dtype)
+    history = History(config, 4, SIZE, torch.device(device))
     random = torch.Generator().manual_seed(2)
     steps = torch.randn(4, memory, SIZE, generator=random, dtype=F64)
     history.last_updates.copy_(torch.randn(4, SIZE, generator=random, dtype=F64))

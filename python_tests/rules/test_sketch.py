@@ -35,7 +35,7 @@ def test_the_random_numbers_are_those_of_splitmix(device):
 
 
 def test_every_coordinate_is_in_one_bucket_with_a_sign():
-    sketch = Sketch(1000, 64, 3, torch.float64, CPU)
+    sketch = Sketch(1000, 64, 3, CPU)
     columns = torch.stack([sketch.of(unit) for unit in torch.eye(1000, dtype=torch.float64)])  # (1000, 64)
     assert ((columns != 0).sum(1) == 1).all() and set(columns.abs().unique().tolist()) == {0.0, 1.0}
     assert (columns != 0).sum(0).max() <= 16  # 1000 of the 16 * 64 places
@@ -53,14 +53,14 @@ def test_inner_products_are_nearly_those_of_the_vectors():
         scale = np.linalg.norm(x) * np.linalg.norm(y)
         errors = []
         for seed in range(200):
-            sketch = Sketch(8192, 256, 2 * seed, torch.float64, CPU)
+            sketch = Sketch(8192, 256, 2 * seed, CPU)
             errors.append((float(sketch.of(torch.tensor(x)) @ sketch.of(torch.tensor(y))) - x @ y) / scale)
         assert abs(np.mean(errors)) < 4 * 256**-0.5 / 200**0.5
         assert np.std(errors) < 1.6 * 256**-0.5
 
 
 def test_a_sketch_stays_finite_and_garbage_stays_garbage():
-    sketch = Sketch(300, 64, 0, torch.float32, CPU)
+    sketch = Sketch(300, 64, 0, CPU)
     assert sketch.of(torch.full((300,), 3.4e38)).isfinite().all()
     assert not sketch.of(torch.full((300,), torch.nan)).isfinite().any()
 

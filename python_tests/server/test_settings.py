@@ -23,6 +23,7 @@ LOOK_ALIKES = {
     "filter": np.bool_(True),
     "estimate": np.bool_(True),
     "receive": True,
+    "keep_last": np.bool_(True),
     "buckets": np.int64(1),
     "remove": np.float16(0.5),
     "radius": np.float32(2),

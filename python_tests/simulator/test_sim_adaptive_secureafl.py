@@ -59,20 +59,20 @@ def test_attackers_keep_just_short_of_being_kin(random, apart, bound):
     """
     run = scenes.scene(clients=30, malicious=tuple(range(24, 30)))
     attack, d = make("adaptive", run), run.net.size
-    rows = torch.randn(30, d, generator=random)
+    norms = torch.randn(30, d, generator=random).norm(dim=1).double()
     means = torch.zeros(30, 30, dtype=F64)
     means.diagonal()[:24] = 0.36
     means.diagonal()[24:] = 99.0  # what the server has of themselves tells nothing of honest ones
     seen = torch.ones(30, dtype=torch.bool)
     left = torch.full((30, 30), apart, dtype=F64)
-    server = SimpleNamespace(kinship=means, kinship_apart=left, present=seen, estimates=lambda: rows)
+    server = SimpleNamespace(kinship=means, kinship_apart=left, present=seen, norms=lambda: norms)
     away = torch.randn(d, generator=random).sign()
     view = scenes.view(run, attack, 25)
     push = attack._unnoticed(view, server, away) - run.net.gradient(view.model, *run.data.train(view.own[0]))
     torch.testing.assert_close(push / push.norm(), away / away.norm(), rtol=1e-3, atol=1e-3)
-    square = (push.norm() / rows[:24].norm(dim=1).median()).item() ** 2
+    square = (push.norm() / norms[:24].median()).item() ** 2
     assert 0.38 < square / (square + bound) < 0.5 == KIN
-    nobody = SimpleNamespace(kinship=means, kinship_apart=left, present=~seen, estimates=lambda: rows)
+    nobody = SimpleNamespace(kinship=means, kinship_apart=left, present=~seen, norms=lambda: norms)
     assert attack._unnoticed(view, nobody, away).isfinite().all()
 
 

@@ -131,7 +131,7 @@ def test_it_sends_its_own_gradient_and_the_push(random):
     present[:6] = False  # expired: their long rows do not count
     rows[:6] *= 100
     server = SimpleNamespace(
-        kinship=None, kinship_apart=None, similarity=table, present=present, estimates=lambda: rows
+        kinship=None, kinship_apart=None, similarity=table, present=present, norms=lambda: rows.norm(dim=1).double()
     )
     away = torch.randn(d, generator=random).sign()
     view = scenes.view(run, attack, 25)
@@ -198,7 +198,7 @@ def test_camps_keep_the_cosine_between_them_below_the_bound(random):
     attack, d = make("adaptive", run, camps=2), run.net.size
     rows, table = torch.randn(30, d, generator=random), torch.eye(30, dtype=torch.float64)
     present = torch.ones(30, dtype=torch.bool)
-    server = SimpleNamespace(kinship=table, kinship_apart=table, present=present, estimates=lambda: rows)
+    server = SimpleNamespace(kinship=table, kinship_apart=table, present=present, norms=lambda: rows.norm(dim=1).double())
     away = torch.randn(d, generator=random).sign()
     pushes = []
     for client in (24, 25, 26):

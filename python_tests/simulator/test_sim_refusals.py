@@ -104,7 +104,7 @@ def test_every_option_without_a_default_has_a_kind():
         for name, entry in table.items():
             unset = {key for key, value in entry.settings.items() if value is None}
             assert unset - set(entry.optional) <= {"process_group"}, name
-            assert set(entry.optional.values()) <= {int, float}
+            assert set(entry.optional.values()) <= {bool, int, float}
 
 
 # Where results go

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import ops
 from ..defenses import RuleServer
 from ..defenses.base import need, norm
-from ..rules.row_rules import median_of, row_norms
+from ..rules.row_rules import median_of
 from ..server.server import SecureAFL
 from .base import Scene, View
 from .crafted import units
@@ -82,6 +82,8 @@ class Adaptive:
             wish = self._unnoticed(view, server, away)
         else:
             wish = mean + self._min_gamma(server, mean, away) * away
+        if not server.config.filter:
+            return torch.where(server.seen[view.client], wish, shorten(wish, server.config.max_norm))
         last, model = server.last(view.client)
         moved = norm(view.model - model)
         # A client that receives its last model again must repeat its update, whatever the threshold.
@@ -103,7 +105,7 @@ class Adaptive:
         else:
             assert server.similarity is not None  # rule="support"
             reach = past_support(server.similarity, self.others, len(self.scene.malicious))
-        median_norm = median_of(row_norms(server.estimates()), honest)
+        median_norm = median_of(server.norms(), honest)
         return own + torch.where(honest.any(), reach * median_norm, norm(own)) * away
 
     def _min_gamma(self, server: SecureAFL, mean: Tensor, away: Tensor) -> Tensor | float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import ops
 from ..config import CHECKS, COUNTS, GONE, Config, is_rule
-from ..engines.averaged import has_basis
+from ..engines.averaged import LAST_NAMES, has_basis
 from ..engines.factor_counts import COLUMNS, ROWS
 from ..engines.fused import CARRIED
 from ..engines.quantile import split_factors
@@ -82,9 +82,10 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         "dg": Entry((n, m, d), pair, *finite),
         "pairs": Entry((n,), i64, f"0 to {m}", within(0, m)),
     }
+    kept_updates = sketches if config.sketch else whole_updates
     entries = {
         "models": Entry((config.max_staleness + 2, d), kept, *finite),
-        **(sketches if config.sketch else whole_updates),
+        **{name: entry for name, entry in kept_updates.items() if config.keeps_last or name not in LAST_NAMES},
         "seen": Entry((n,), torch.bool, "0 or 1", lambda t: within(0, 1)(t.contiguous().view(torch.uint8))),
         "factors": Entry((lists, room), f64, "0 or more, not NaN", within(0, math.inf)),
         "recorded": Entry((lists,), i64, *count),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..engines.averaged import has_basis
+from ..engines.averaged import LAST_NAMES, has_basis
 from ..engines.trials import founders
 from ..rules.mean_steps import SPAN
 from ..rules.support import first_basis
@@ -25,6 +25,8 @@ def upgraded_file(
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     """Files of formats 1 to 4 lack the settings of presence, those of 1 and 2 also turns and two more settings: their
     server always had the paper's values."""
+    if "keep_last" not in about["config"]:
+        about = {**about, "config": {**about["config"], "keep_last": True}}
     if "expiry" not in about["config"]:
         about = {**about, "config": {**about["config"], "expiry": None, "probation": 0}}
     if "factors" in about["config"]:
@@ -37,6 +39,8 @@ def upgraded_file(
 
 
 def upgraded_state(state: Mapping[str, Any], config: Config, clients: int) -> Mapping[str, Any]:
+    if not config.keeps_last:  # a server that keeps them has more than this one needs
+        state = {name: value for name, value in state.items() if name not in LAST_NAMES}
     return _with_trials(_with_mean_updates(_with_presence(state, config, clients), config, clients), config, clients)
 
 

@@ -22,10 +22,13 @@ from ..rules.sketched_support import SketchedSupport
 from ..rules.sums import inner, squared_distance
 from .base import Outcome
 from .composed import JUDGED, Composed, Verdict
+from .host_memory import history_zeros
 from .presence import settings_of
 from .row_wise import refresh_rounds
-from .sketch import Sketch
+from .sketch import MOST_PARAMETERS, Sketch
 
+# Tensors of a state that a server with keep_last=False does not have.
+LAST_NAMES = ("last_updates", "last_models", "update_sketches", "model_sketches")
 LONGEST = 2 * MAX_SQUARE**0.5  # norms are clamped to this; above half of it a client takes no part anyway
 
 step = torch.ops.secureafl.sketch_step_.default
@@ -43,7 +46,8 @@ def has_basis(config: Config, clients: int) -> bool:
 
 
 class Averaged(Composed):
-    """Composed without products of updates. last_updates, last_models: (n, k), k = d for whole updates
+    """Composed without products of updates. last_updates, last_models: (n, k), k = d for whole updates; (0, k) if they
+    are not kept
 
     rounds: number of rounds, on the host. After every `every` of them the weights are computed anew
     """
@@ -54,11 +58,16 @@ class Averaged(Composed):
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         if config.sketch and not size:
             raise ValueError(f"SecureAFL: model must have a parameter with sketch={config.sketch}, got none")
+        if config.sketch and size > MOST_PARAMETERS:
+            limit = f"at most {MOST_PARAMETERS} parameters with sketch={config.sketch}"
+            raise ValueError(f"SecureAFL: model must have {limit}, got {size}")
         width = config.sketch or size
         super().__init__(config, clients, width, device)
-        self.sketch = Sketch(size, width, config.sketch_seed or 0, config.dtype, device) if config.sketch else None
+        self.sketch = Sketch(size, width, config.sketch_seed or 0, device) if config.sketch else None
         if config.averages == "steps":
-            self.support = MeanSteps(clients, width, config.dtype, device, basis=has_basis(config, clients))
+            where = "model" if config.keeps_last else config.history_device  # a refresh reads all means
+            means = history_zeros(where, clients, width, dtype=config.dtype, device=device)
+            self.support = MeanSteps(means, has_basis(config, clients))
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)
         self.rounds, self.every = 0, refresh_rounds(clients)
@@ -75,9 +84,11 @@ class Averaged(Composed):
         averages["rounds"] = torch.tensor(self.rounds)
         if self.sketch is None:
             averages["mean_updates"] = averages.pop("means")
-            return {**past.tensors(), **averages}
-        kept = {"update_sketches": past.last_updates, "model_sketches": past.last_models, "seen": past.seen}
-        return {**kept, **averages, "sketch_seed": torch.tensor(self.config.sketch_seed)}
+            kept = past.tensors()
+        else:
+            averages["sketch_seed"] = torch.tensor(self.config.sketch_seed)
+            kept = {"update_sketches": past.last_updates, "model_sketches": past.last_models, "seen": past.seen}
+        return {name: kept[name] for name in kept if self.config.keeps_last or name not in LAST_NAMES} | averages
 
     def round(
         self, client: int | Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
@@ -110,11 +121,14 @@ class Averaged(Composed):
         return self.sketch.of(vector) if self.sketch else vector
 
     def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
-        last, last_model, _ = self.history.of(client)
+        bad, square = (~update.isfinite()).sum().double(), inner(update[None], update)[0]
+        if not self.config.keeps_last:  # nothing to compare with
+            return torch.nn.functional.pad(torch.stack([bad, square]), (0, JUDGED - 2))
+        last, last_model = self.history.of(client)
         of_update, of_model = self._sketched(update), self._sketched(trained_on)
         changes = squared_distance(of_update, last), squared_distance(of_model, last_model)
-        bad, moved = (~update.isfinite()).sum().double(), (of_model != last_model).sum().double()
-        return torch.stack([bad, inner(update[None], update)[0], *changes, moved])
+        moved = (of_model != last_model).sum().double()
+        return torch.stack([bad, square, *changes, moved])
 
     def _one_round(
         self, client: Tensor, update: Tensor, trained_on: Tensor, models: Tensor, now: int, new: int
@@ -132,7 +146,8 @@ class Averaged(Composed):
         direction = torch.where(v.taken, update * scale.to(update.dtype), 0)
         kept = torch.where(v.stored, self._sketched(update) * v.clip, 0)
         self._average(client, kept, norm, median_norm, v, relative)
-        self.history.remember(client, kept, self._sketched(trained_on), v.stored)
+        model = self._sketched(trained_on) if self.config.keeps_last else trained_on  # not read then
+        self.history.remember(client, kept, model, v.stored)
         models[new] = self._stepped(models[now], direction, v)
         none = torch.zeros_like(v.reason)
         self._count(v, none, none)
@@ -169,17 +184,23 @@ class Averaged(Composed):
         return self._products[1]
 
     def estimates(self, model: Tensor) -> Tensor:
-        if self.sketch:
-            raise self._no_updates("estimates")
+        self._need_updates("estimates")
         return super().estimates(model)
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        if self.sketch:
-            raise self._no_updates("last")
+        self._need_updates("last")
         return super().last_of(client)
 
-    def _no_updates(self, call: str) -> ValueError:
-        return ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {self.config.sketch}")
+    def norms(self, model: Tensor) -> Tensor:
+        return torch.where(self.seen, self.support.norms, 0)
+
+    def _need_updates(self, call: str) -> None:
+        c = self.config
+        if c.sketch:
+            raise ValueError(f"SecureAFL.{call}: sketch must be 0, whole updates are not kept, got {c.sketch}")
+        if not c.keeps_last:
+            why = "these settings do not keep last updates"
+            raise ValueError(f"SecureAFL.{call}: keep_last must be true, {why}, got {c.keep_last}")
 
 
 class Sketched(Averaged):
@@ -194,7 +215,7 @@ class Sketched(Averaged):
         else:
             kept = s.squares, s.met, none, none.clone()  # a clone: the op refuses arguments that share memory
         past = self.history.last_updates, self.history.last_models, self.seen, s.means, *kept, s.norms, s.shift
-        self._past = self.sketch.order, self.sketch.signs, *past, *self.presence.tensors().values()
+        self._past = self.sketch.places, *past, *self.presence.tensors().values()
         c, flags = config, (config.filter, config.receive, config.store == "all", config.on_reject == "hold")
         self._settings = c.quantile, c.max_norm, *flags, *settings_of(c), self.quorum, span, mean_steps.LEAST
         self._fused = fits(config, device)

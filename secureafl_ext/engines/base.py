@@ -79,6 +79,9 @@ class Engine(Protocol):
     def estimates(self, model: Tensor) -> Tensor:
         """(n, d): the update that every client would send at this model; zeros for clients without a history."""
 
+    def norms(self, model: Tensor) -> Tensor:
+        """(n) float64: the norms of `estimates`, for averages of own updates those of the clients' last updates."""
+
     def row_weights(self, model: Tensor) -> Tensor | None:
         """(n) float64: the weights of the clients' remembered updates in a step from this model (d); None if the rule
         has none."""

@@ -66,17 +66,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def too_large(config: Config, clients: int, size: int, device: torch.device) -> torch.OutOfMemoryError:
     """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
-    rows = 3 if config.averaging else 2
-    last = rows * clients * (config.sketch or size) * config.dtype.itemsize
+    kept = ["last update", "model"] * config.keeps_last + ["mean update"] * config.averaging
+    last = len(kept) * clients * (config.sketch or size) * config.dtype.itemsize
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (
-        f"{last / 1e9:.3g} GB for the last update{', mean update' * (rows > 2)} and model of {clients} clients",
+        f"{last / 1e9:.3g} GB for the {' and '.join(kept)} of {clients} clients",
         f"{pairs / 1e9:.3g} GB for {config.memory} pairs of each in {name_of(config.pair_dtype)}",
         f"{models / 1e9:.3g} GB for {config.max_staleness + 2} models of {size} parameters",
     )
     less = "memory=0, history_dtype=torch.float16, or a sketch need less" if config.memory else "a sketch needs less"
     if device.type == "cuda" and config.history_device == "model":
-        less += "; history_device='cpu' keeps last updates, last models and pairs in the host's memory"
+        less += "; history_device='cpu' keeps the history in the host's memory"
     needed = f"{(pairs + last + models) / 1e9:.3g} GB"
     place = f"{device} and the host's memory" if config.history_device == "cpu" else device
     return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {place}: {', '.join(parts)}; {less}")

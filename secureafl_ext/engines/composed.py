@@ -10,7 +10,7 @@ from .. import ops
 from ..config import COUNTS, FIRST, NOT_FINITE, SAME_VERSION, STEEP, Config
 from ..rules.kinship import Kinship
 from ..rules.registry import BUILT_IN
-from ..rules.row_rules import clip_to
+from ..rules.row_rules import clip_to, row_norms
 from ..rules.sums import inner, squared_distance
 from .base import Outcome, undo_of
 from .history import History
@@ -46,7 +46,7 @@ class Composed:
 
     def __init__(self, config: Config, clients: int, size: int, device: torch.device):
         self.config, self.clients, self.lr = config, clients, config.lr
-        self.history = History(clients, config.memory, size, config.dtype, device, config.history_device)
+        self.history = History(config, clients, size, device)
         self.factors, self.recorded, self.factor_counts = empty_factors(config, clients, device)
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.presence = Presence(config, clients, device)
@@ -174,6 +174,9 @@ class Composed:
     def estimates(self, model: Tensor) -> Tensor:
         return self.history.estimates(model, self.config.trust) * self.seen[:, None]
 
+    def norms(self, model: Tensor) -> Tensor:
+        return row_norms(self.estimates(model))
+
     def row_weights(self, model: Tensor) -> Tensor | None:
         return self.rows.weights(model, self.history, self.presence.mask(self.seen)) if self.rows else None
 
@@ -181,7 +184,7 @@ class Composed:
         return self._clients[client]
 
     def last_of(self, client: Tensor) -> tuple[Tensor, Tensor]:
-        return self.history.of(client)[:2]
+        return self.history.of(client)
 
     def update_sums(self, client: Tensor, update: Tensor, trained_on: Tensor) -> Tensor:
         """(JUDGED, and n more with a row-wise rule) float64: sums over the coordinates, for an update of client (1).
@@ -190,7 +193,7 @@ class Composed:
         the client's last one, and of the change of the model; number of coordinates where the model changed. Then n
         inner products with all clients' last updates.
         """
-        last_update, last_model, _ = self.history.of(client)
+        last_update, last_model = self.history.of(client)
         bad, moved = (~update.isfinite()).sum().double(), (trained_on != last_model).sum().double()
         changes = squared_distance(update, last_update), squared_distance(trained_on, last_model)
         judged = torch.stack([bad, inner(update[None], update)[0], *changes, moved])

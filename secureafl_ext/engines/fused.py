@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _C
 from ..config import COUNTS, Config
+from ..rules.row_rules import row_norms
 from .base import Outcome
 from .host_memory import history_zeros
 from .presence import Presence, settings_of
@@ -125,6 +126,9 @@ class Fused:
         for j in range(planes):
             result += weights[:, j] * self.slots[:, j]
         return self._untiled(result * self.seen[:, None])
+
+    def norms(self, model: Tensor) -> Tensor:
+        return row_norms(self.estimates(model))
 
     def row_weights(self, model: Tensor) -> None:
         """None: all its rules are coordinate-wise."""

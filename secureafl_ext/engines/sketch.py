@@ -12,25 +12,28 @@ from torch import Tensor
 
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # of SplitMix64
 GOLDEN = 0x9E3779B97F4A7C15
+MOST_PARAMETERS = 2**31 - 1  # of a sketched vector
+NONE = -(2**31)  # a place without a coordinate
 
 
 class Sketch:
-    """order: (rows * k) int64, the coordinate in each place; bucket b has the places b, b + k, ..
-    signs: (rows * k) 1 or -1; 0 where a place has no coordinate
+    """places: (rows * k) int32, of each place its coordinate c if it is added, -1 - c if it is subtracted, NONE if it
+    has none; bucket b has the places b, b + k, ..
     """
 
-    def __init__(self, size: int, width: int, seed: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, size: int, width: int, seed: int, device: torch.device):
         self.width = width
         places = -(-size // width) * width
         within = hashed(places, seed, device).view(-1, width).argsort(dim=1, stable=True)  # (rows, k)
         order = (within + torch.arange(0, places, width, device=device)[:, None]).view(-1)
-        signs = 1 - 2 * (hashed(places, seed + 1, device) & 1)
-        self.order = torch.where(order < size, order, 0)
-        self.signs = torch.where(order < size, signs, 0).to(dtype)
+        minus = (hashed(places, seed + 1, device) & 1).bool()
+        self.places = torch.where(order < size, torch.where(minus, -1 - order, order), NONE).int()
 
     def of(self, vector: Tensor) -> Tensor:
         """(k) of a vector (d). It stays finite if the vector is."""
-        placed = vector.index_select(0, self.order) * self.signs
+        minus, none = self.places < 0, self.places == NONE
+        order = torch.where(minus, -1 - self.places, self.places).masked_fill_(none, 0)
+        placed = vector.index_select(0, order) * (1 - 2 * minus.to(vector.dtype)).masked_fill_(none, 0)
         sums = placed.view(-1, self.width).sum(0, dtype=torch.float64)
         most = torch.finfo(vector.dtype).max
         return sums.clamp(-most, most).to(vector.dtype)  # NaN stays NaN

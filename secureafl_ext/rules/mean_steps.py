@@ -29,8 +29,10 @@ class MeanSteps:
     basis: see Support; only the fused round uses it. None where there is no fused round
     """
 
-    def __init__(self, clients: int, width: int, dtype: torch.dtype, device: torch.device, basis: bool):
-        self.means = torch.zeros(clients, width, dtype=dtype, device=device)
+    def __init__(self, means: Tensor, basis: bool):
+        """means: (n, k) zeros, wherever they shall be kept"""
+        clients, device = len(means), means.device
+        self.means = means
         self.total, self.noise, self.norms, self.shift = torch.zeros(4, clients, dtype=torch.float64, device=device)
         self.basis = support.first_basis(clients, device) if basis else None
 

@@ -180,6 +180,13 @@ class ServerCore:
             self._agree("estimates", {BEHIND: self.version})
             return self._engine.estimates(self._rows[self.version % len(self._rows)]).to(self.dtype)
 
+    def norms(self) -> Tensor:
+        """(n) float64: the norms of the rows of `estimates`; with averages="steps" or a sketch those of the clients'
+        last updates. With a process group and other settings: of this rank's slice."""
+        with self._ordered():
+            self._agree("estimates", {BEHIND: self.version})
+            return self._engine.norms(self._rows[self.version % len(self._rows)])
+
     def last(self, client: Tensor | int) -> tuple[Tensor, Tensor]:
         """The last update of a client, and the model it was computed on, (d) each; zeros if there is none.
 

@@ -56,6 +56,7 @@ class SecureAFL(CheckpointedServer):
         history_dtype: torch.dtype = torch.float32,
         history_device: str = "model",
         filter: bool = True,
+        keep_last: bool | None = None,
         estimate: bool = True,
         receive: bool = True,
         buckets: int = 1,

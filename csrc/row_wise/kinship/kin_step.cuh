@@ -86,6 +86,18 @@ __device__ inline void add_judged(const KinRound& r, int64_t start, int64_t stop
   }
 }
 
+// The same if last updates are not kept: nothing to compare with.
+template <int kVector>
+__device__ inline void add_update(const KinRound& r, int64_t start, int64_t stop, double (&sums)[kSums]) {
+#pragma unroll 8
+  for (int64_t c = start; c < stop; c += 32 * kVector) {
+    float g[kVector];
+    load_unaligned(r.update + c, g);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) add_to_judge(g[j], 0, g[j], 0, sums);
+  }
+}
+
 // The center times the update and times itself.
 template <int kVector>
 __device__ inline void add_center(const KinRound& r, int64_t start, int64_t stop, double (&sums)[2]) {
@@ -127,7 +139,7 @@ __global__ void __launch_bounds__(kSumThreads, 2) kin_sums_kernel(KinRound r, Ki
   const int64_t row_groups = KinPlan::row_groups(r.compared), of_center = r.compared + kSums;
   if (group == row_groups) {
     double sums[kSums] = {};
-    add_judged<kVector>(r, start, stop, sums);
+    r.last_updates ? add_judged<kVector>(r, start, stop, sums) : add_update<kVector>(r, start, stop, sums);
     return store_sums(sums, kSums, plan.chunks, chunk, parts + r.compared * plan.chunks);
   }
   if (group == 2 * row_groups + 1) {
@@ -182,10 +194,9 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns, start = first + lane * kVector;
   const int64_t own = first + threadIdx.x;  // the coordinate that this thread updates
   const bool steps = threadIdx.x < kColumns && own < r.d;
-  float g = 0, w = 0, model = 0, center = 0, mean = 0;
+  float g = 0, w = 0, model = 0, center = 0;
   if (steps) {
     if (r.centered) center = r.center[own];
-    if (r.own_means) mean = r.own_means[client_of(r) * r.d + own];
     g = r.update[own];
     w = r.trained_on[own];
     model = r.model[own];
@@ -218,7 +229,6 @@ __global__ void __launch_bounds__(kStepThreads) kin_step_kernel(KinRound r, cons
   }
   r.next_model[own] = stepped(v, model, direction);
   if (!v.stored) return;
-  if (r.own_means && choice.mean_share > 0) r.own_means[v.client * r.d + own] = averaged(choice, mean, g);
   r.last_updates[v.client * r.d + own] = g;
   r.last_models[v.client * r.d + own] = w;
 }

@@ -66,8 +66,12 @@ inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, doubl
   for (int64_t k = 0; k < r.compared; ++k) {
     if (r.seen[k]) sums[k] += product_with(r.last_updates + k * r.d + start, g, width);
   }
-  judge_tile(g, r.trained_on + start, r.last_updates + client * r.d + start, r.last_models + client * r.d + start,
-             width, sums + r.compared);
+  const float *w = r.trained_on + start, *last_g = r.update + start, *last_w = w;
+  if (r.last_updates) {  // else the update differs in nothing from the last one
+    last_g = r.last_updates + client * r.d + start;
+    last_w = r.last_models + client * r.d + start;
+  }
+  judge_tile(g, w, last_g, last_w, width, sums + r.compared);
   if (!r.centered) return;
   double center[kKinTile], *of_center = sums + r.compared + kSums;
   std::copy(r.center + start, r.center + start + width, center);
@@ -91,10 +95,12 @@ SECUREAFL_AVX2_CLONES inline void step_model(const Verdict& v, const float* __re
   for (int64_t c = 0; c < width; ++c) next_model[c] = stepped(v, model[c], direction[c]);
 }
 
-// mean (width): of the client's updates, after own (width)
-SECUREAFL_AVX2_CLONES inline void add_to_mean(const Choice& choice, const float* __restrict own, float* __restrict mean,
-                                              int64_t width) {
-  for (int64_t c = 0; c < width; ++c) mean[c] = averaged(choice, mean[c], own[c]);
+// The new row of the client, `own` (width), if these are kept.
+inline void store_row(const KinRound& r, const Verdict& v, int64_t start, const float* own, int64_t width) {
+  if (!r.last_updates) return;
+  const int64_t row = v.client * r.d + start;
+  std::copy_n(own, width, r.last_updates + row);
+  std::copy_n(r.trained_on + start, width, r.last_models + row);
 }
 
 // One tile: the next model and the new row of the client.
@@ -116,10 +122,7 @@ inline void step_kin_tile(const KinRound& r, const Choice& choice, int64_t start
   }
   step_model(v, r.model + start, direction, r.next_model + start, width);
   if (!v.stored) return;
-  const int64_t row = v.client * r.d + start;
-  if (r.own_means && choice.mean_share > 0) add_to_mean(choice, own, r.own_means + row, width);
-  std::copy_n(own, width, r.last_updates + row);
-  std::copy_n(r.trained_on + start, width, r.last_models + row);
+  store_row(r, v, start, own, width);
 }
 
 // Calls each(first coordinate of the tile, chunk) for all tiles.
@@ -132,9 +135,9 @@ void for_kin_tiles(const Chunks& chunks, const Each& each) {
   });
 }
 
-// R: KinRound, or one with a `choose` of its own
-template <typename R>
-void kin_step(const R& r) {
+// R: KinRound, or one with a `choose` of its own    step_tile: the last step for one tile
+template <typename R, typename StepTile = decltype(&step_kin_tile)>
+void kin_step(const R& r, const StepTile& step_tile = step_kin_tile) {
   const Chunks chunks((r.d + kKinTile - 1) / kKinTile, 4);
   std::vector<double> parts(static_cast<size_t>(chunks.count * r.sums()));  // (chunks, sums)
   const int32_t client = client_of(r);
@@ -147,7 +150,7 @@ void kin_step(const R& r) {
   choice.rows = rows.data();
   choice.weights = weights.data();
   choose(Solo(), r, sums.data(), Table(scratch.data(), r.n), &choice);
-  for_kin_tiles(chunks, [&](int64_t start, int64_t) { step_kin_tile(r, choice, start); });
+  for_kin_tiles(chunks, [&](int64_t start, int64_t) { step_tile(r, choice, start); });
 }
 
 }  // namespace secureafl::cpu

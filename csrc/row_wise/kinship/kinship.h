@@ -30,7 +30,7 @@ struct Bounds {
 struct KinRound : Round {
   Bounds bounds;
   int64_t compared;     // last updates that the update is multiplied by: n, or 0 if the rule does not need it
-  float* last_updates;  // (n, d)
+  float* last_updates;  // (n, d); null: last updates and models are not kept, and updates have no factors
   float* last_models;   // (n, d)
   double* products;     // (n, n): inner products of the last updates
   double* means;        // (n, n): running means of the products of clipped updates, in units of (median norm)^2
@@ -39,7 +39,6 @@ struct KinRound : Round {
   bool centered;        // `center` is used: rule "centered_clip" alone
   float* center;        // (d): the center of centered_clip, the last aggregate
   const double* shift;  // (n): of each client's weight from 1 / count; support alone, null for kinship
-  float* own_means;     // (n, d): mean of each client's updates; averages of steps alone, else null
   bool alone;           // the model steps along the update alone, times its weight and the number of kept clients
   int64_t quorum;       // the model takes no step while fewer clients have a row
   double* weight;       // (): result, the weight of the update before it is clipped to the median norm

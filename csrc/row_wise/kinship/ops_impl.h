@@ -18,15 +18,20 @@ struct RowsState {
   const Tensor *products = nullptr, *means = nullptr, *met = nullptr;
   const char* means_name = nullptr;  // of `means` in the op
 
+  // False if a rule that does not compare last updates gets none, (0, d).
+  bool keeps_last() const { return products || last_updates.size(0) > 0; }
+
   template <typename Device>
   int64_t check(const Check& check, const char* op) const {
     check.shape("models", models, "(rows, d)", {-1, -1});
     check.shape("last_updates", last_updates, "(n, d)", {-1, models.size(1)});
-    const int64_t d = models.size(1), n = last_updates.size(0);
-    if (n < 1 || n > kMaxRowClients) refuse(op, "last_updates must hold 1 to ", kMaxRowClients, " clients, got ", n);
+    check.shape("seen", seen, "(n,)", {-1});
+    const int64_t d = models.size(1), kept = last_updates.size(0), n = keeps_last() ? kept : seen.size(0);
+    const char* first = keeps_last() ? "last_updates" : "seen";
+    if (n < 1 || n > kMaxRowClients) refuse(op, first, " must hold 1 to ", kMaxRowClients, " clients, got ", n);
     check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
-    check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {n, d});
-    check.state("last_models", last_models, ScalarType::Float, "(n, d)", {n, d});
+    check.state("last_updates", last_updates, ScalarType::Float, "(n, d)", {kept, d});
+    check.state("last_models", last_models, ScalarType::Float, "(n, d)", {kept, d});
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
     if (products) check.state("products", *products, ScalarType::Double, "(n, n)", {n, n});
     if (means) check.state(means_name, *means, ScalarType::Double, "(n, n)", {n, n});
@@ -56,11 +61,13 @@ struct RowsState {
     r.weight = mutable_data<double>(std::get<3>(outcome));
     r.alone = alone;
     r.quorum = quorum;
-    r.n = last_updates.size(0);
+    r.n = seen.size(0);
     r.compared = products ? r.n : 0;
     r.seen = mutable_data<bool>(seen);
-    r.last_updates = mutable_data<float>(last_updates);
-    r.last_models = mutable_data<float>(last_models);
+    if (keeps_last()) {
+      r.last_updates = mutable_data<float>(last_updates);
+      r.last_models = mutable_data<float>(last_models);
+    }
     if (products) r.products = mutable_data<double>(*products);
     if (means) r.means = mutable_data<double>(*means);
     if (met) r.met = mutable_data<int64_t>(*met);

@@ -2,16 +2,50 @@
 
 #include "common/block_team.cuh"
 #include "common/launch.cuh"
+#include "common/loads.cuh"
 #include "row_wise/mean_steps/choose.h"
 #include "row_wise/mean_steps/mean_steps.h"
 #include "row_wise/support/refresh.cuh"
 
-// The kernels of `mean_step_` after those of kin_step.cuh: a refresh. In all other rounds they return at once. Every
-// kernel waits for the one before, so each sees the results of all before it.
+// The kernels of `mean_step_` after the first two of kin_step.cuh: the step, and three of a refresh, which return at
+// once in all other rounds. Every kernel waits for the one before, so each sees the results of all before it.
 
 namespace secureafl::cuda {
 
 constexpr int kEdge = 64, kDepth = 32, kProductThreads = 256;  // a tile of products, and coordinates at a time
+
+// Kernel 3: the next model, the client's new mean, and its new row if these are kept. kVector: as in kin_step.cuh; the
+// state is aligned for loads of so many floats.
+template <int kVector>
+__global__ void __launch_bounds__(kStepThreads) mean_step_kernel(MeanRound r, const Choice* chosen) {
+  const int64_t start = (blockIdx.x * static_cast<int64_t>(kStepThreads) + threadIdx.x) * kVector;
+  const bool inside = start < r.d;
+  float g[kVector] = {}, w[kVector] = {}, model[kVector] = {}, mean[kVector] = {};
+  if (inside) {
+    load_unaligned(r.update + start, g);
+    load_columns(r.model + start, model);
+    load_columns(static_cast<const float*>(r.own_means) + client_of(r) * r.d + start, mean);
+    if (r.last_models) load_unaligned(r.trained_on + start, w);
+  }
+  pdl_trigger();
+  pdl_wait();
+  if (!inside) return;
+  const Choice choice = *chosen;
+  const Verdict& v = choice.verdict;
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    g[j] = clipped(v, g[j]);
+    model[j] = stepped(v, model[j], v.received ? choice.own_weight * g[j] : 0.0f);
+    mean[j] = averaged(choice, mean[j], g[j]);
+  }
+  store_columns(r.next_model + start, model);
+  if (!v.stored) return;
+  const int64_t row = v.client * r.d + start;
+  if (choice.mean_share > 0) store_columns(r.own_means + row, mean);
+  if (!r.last_updates) return;
+  store_columns(r.last_updates + row, g);
+  store_columns(r.last_models + row, w);
+}
 
 // Distribution of the products over blocks: each processes one tile of (n, n) on or below the diagonal, in one chunk of
 // d. It depends on the shapes alone.
@@ -29,23 +63,42 @@ struct MeansPlan {
   SECUREAFL_BOTH int64_t tile(int64_t down, int64_t across) const { return down * (down + 1) / 2 + across; }
 };
 
-// Puts kEdge rows of the means from `first` on, coordinates start .. start + kDepth - 1, into out (kDepth, kEdge + 1);
-// zero past n and `stop`.
-__device__ inline void load_means(const MeanRound& r, int64_t first, int64_t start, int64_t stop,
-                                  double (&out)[kDepth][kEdge + 1]) {
-  const int64_t c = start + threadIdx.x % kDepth;
+// A tile of kEdge rows of the means and kDepth coordinates on its way to shared memory: of each thread kPieces pieces
+// of four neighbouring coordinates, in rows that are kProductThreads / kAcross apart.
+struct MeansPiece {
+  static constexpr int kAcross = kDepth / 4, kRows = kProductThreads / kAcross, kPieces = kEdge / kRows;
+  float values[kPieces][4];
+
+  // The rows from `first` on, coordinates start .. start + kDepth - 1; zero past n and `stop`. wide: the means are
+  // aligned for loads of four
+  __device__ void load(const MeanRound& r, int64_t first, int64_t start, int64_t stop, bool wide) {
+    const int64_t c = start + threadIdx.x % kAcross * 4;
 #pragma unroll
-  for (int row = threadIdx.x / kDepth; row < kEdge; row += kProductThreads / kDepth) {
-    const int64_t k = first + row;
-    out[threadIdx.x % kDepth][row] = k < r.n && c < stop ? r.own_means[k * r.d + c] : 0.0f;
+    for (int i = 0; i < kPieces; ++i) {
+      const int64_t k = first + threadIdx.x / kAcross + i * kRows;
+      const float* from = r.own_means + k * r.d + c;
+      if (wide && k < r.n && c < stop) {
+        load_columns(from, values[i]);
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[i][j] = k < r.n && c + j < stop ? from[j] : 0.0f;
+    }
   }
-}
+  __device__ void store(float (&tile)[kEdge][kDepth + 4]) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      store_columns(&tile[threadIdx.x / kAcross + i * kRows][threadIdx.x % kAcross * 4], values[i]);
+    }
+  }
+};
 
 // Kernel 4, many blocks: products of the means.     parts (tiles, chunks, kEdge, kEdge)
-static __global__ void __launch_bounds__(kProductThreads)
+// Sums over kDepth coordinates are in float32, the sums of these in float64. The next tiles are loaded meanwhile.
+static __global__ void __launch_bounds__(kProductThreads, 2)
     mean_products_kernel(MeanRound r, MeansPlan plan, double* parts) {
   constexpr int kSide = 16, kOwn = kEdge / kSide;  // threads along an edge; products of a thread along it
-  __shared__ double rows[kDepth][kEdge + 1], columns[kDepth][kEdge + 1];
+  alignas(16) __shared__ float rows[kEdge][kDepth + 4], columns[kEdge][kDepth + 4];  // 4: other banks for each row
   pdl_trigger();
   pdl_wait();
   if (*r.rounds % r.every != 0) return;
@@ -56,20 +109,35 @@ static __global__ void __launch_bounds__(kProductThreads)
   const int64_t begin = chunk * plan.length, end = begin + plan.length, stop = end < r.d ? end : r.d;
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   double sums[kOwn][kOwn] = {};
+  const bool wide = r.d % 4 == 0 && reinterpret_cast<uintptr_t>(r.own_means) % 16 == 0;
+  MeansPiece of_rows, of_columns;
+  of_rows.load(r, down * kEdge, begin, stop, wide);
+  of_columns.load(r, across * kEdge, begin, stop, wide);
   for (int64_t start = begin; start < stop; start += kDepth) {
-    load_means(r, down * kEdge, start, stop, rows);
-    load_means(r, across * kEdge, start, stop, columns);
+    of_rows.store(rows);
+    of_columns.store(columns);
     __syncthreads();
-#pragma unroll 4
-    for (int c = 0; c < kDepth; ++c) {
-      double a[kOwn], b[kOwn];
+    of_rows.load(r, down * kEdge, start + kDepth, stop, wide);
+    of_columns.load(r, across * kEdge, start + kDepth, stop, wide);
+    float few[kOwn][kOwn] = {};
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) a[i] = rows[c][y + i * kSide], b[i] = columns[c][x + i * kSide];
+    for (int c = 0; c < kDepth; c += 4) {
+      float a[kOwn][4], b[kOwn][4];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        load_columns(&rows[y + i * kSide][c], a[i]);
+        load_columns(&columns[x + i * kSide][c], b[i]);
+      }
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) sums[i][j] += a[i] * b[j];
+        for (int j = 0; j < kOwn; ++j) few[i][j] = add_dot(few[i][j], a[i], b[j]);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) sums[i][j] += few[i][j];
     }
     __syncthreads();  // the next coordinates overwrite these
   }

@@ -14,6 +14,7 @@
 namespace secureafl::SECUREAFL_KIND {
 
 struct MeanRound : KinRound {
+  float* own_means;    // (n, d): mean of each client's updates
   double* total;       // (n): sum of the shares of the updates in each client's mean, at most bounds.span
   double* noise;       // (n): sum of the squared weights of the updates in the mean
   double* norms;       // (n): of the last updates

@@ -66,10 +66,29 @@ inline void refresh_means(const MeanRound& r, Refresh refresh_args, MeansScratch
   refresh_clients(r, refresh_args, scratch.refresh);
 }
 
+// mean (width): of the client's updates, after own (width)
+SECUREAFL_AVX2_CLONES inline void add_to_mean(const Choice& choice, const float* __restrict own, float* __restrict mean,
+                                              int64_t width) {
+  for (int64_t c = 0; c < width; ++c) mean[c] = averaged(choice, mean[c], own[c]);
+}
+
+// One tile: the next model, the client's new mean, and its new row if these are kept.
+inline void step_mean_tile(const MeanRound& r, const Choice& choice, int64_t start) {
+  const int64_t width = std::min(kKinTile, r.d - start);
+  const Verdict& v = choice.verdict;
+  float direction[kKinTile] = {}, own[kKinTile];
+  for (int64_t c = 0; c < width; ++c) own[c] = clipped(v, r.update[start + c]);
+  if (v.received) add_row(choice.own_weight, own, direction, width);
+  step_model(v, r.model + start, direction, r.next_model + start, width);
+  if (!v.stored) return;
+  if (choice.mean_share > 0) add_to_mean(choice, own, r.own_means + v.client * r.d + start, width);
+  store_row(r, v, start, own, width);
+}
+
 inline void mean_step(const MeanRound& r, const Refresh& refresh_args) {
   std::optional<MeansScratch> scratch;
   if ((*r.rounds + 1) % r.every == 0) scratch.emplace(r);
-  kin_step(r);
+  kin_step(r, step_mean_tile);
   if (scratch) refresh_means(r, refresh_args, *scratch);
 }
 

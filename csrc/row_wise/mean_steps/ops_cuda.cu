@@ -18,7 +18,9 @@ class CudaMeanSteps : public CudaKin {
     const cuda::MeansScratch scratch(mutable_data<double>(memory), r.n, means, plan);
     MeanRound round = r;
     round.barrier = scratch.refresh.barrier;
-    kin_step(round, like);
+    const bool aligned = is_aligned(r.own_means) && is_aligned(r.model);
+    kin_step(round, like,
+             StepKernel<MeanRound>{cuda::mean_step_kernel<1>, cuda::mean_step_kernel<4>, cuda::kStepThreads, aligned});
     cuda::launch_refresh<cuda::ManyTeam>(launch_, round, means, plan, refresh, scratch);
   }
 };

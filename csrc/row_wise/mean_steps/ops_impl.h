@@ -62,6 +62,7 @@ RowsOutcome mean_step(const Tensor& update, const Tensor& client, const Tensor& 
   const Check check(op, "models", models, /*two_byte_types=*/false);
   const RowsState state{models, last_updates, last_models, seen, rounds};
   const int64_t n = state.check<Device>(check, op);
+  if (filter && !state.keeps_last()) refuse(op, "filter must be false without last_updates, got true");
   const MeansState averages{means, total, noise, norms, basis, shift};
   check.within("span must lie in", span, 1, INT32_MAX);
   averages.check<Device>(check, n, models.size(1), span);

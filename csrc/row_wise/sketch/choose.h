@@ -59,7 +59,7 @@ SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Ske
   SECUREAFL_NO_UNROLL
   for (int64_t b = team.rank(); b < r.k; b += Team::kSize) {
     const double now = sketches[b] * v.clip / longest;
-    sums[0] += now * r.update_sketches[at + b];
+    if (!r.steps) sums[0] += now * r.update_sketches[at + b];
     sums[1] += !isfinite(now);
   }
   team.sum_all(sums);
@@ -72,6 +72,7 @@ SECUREAFL_FN void store_upload(const Team& team, const SketchRound& r, const Ske
     const float clipped = sketches[b] * v.clip;
     const double mean = r.means[at + b];
     if (counts) r.means[at + b] = static_cast<float>(mean + share * (clipped / longest - mean));
+    if (!r.update_sketches) continue;
     r.update_sketches[at + b] = clipped;
     r.model_sketches[at + b] = sketches[r.k + b];
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "common/check.h"
@@ -16,26 +15,29 @@ using SketchOutcome = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // accepted, 
 
 // The sketch itself, and the state of the clients in sketches.
 struct SketchState {
-  const Tensor &models, &order, &signs, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &total,
-      &noise, &norms, &shift;
+  const Tensor &models, &places, &update_sketches, &model_sketches, &seen, &means, &squares, &met, &total, &noise,
+      &norms, &shift;
 
   // Whether clients are compared by averages of steps; squares and met are empty then, else total and noise.
   bool steps() const { return total.numel() > 0; }
+
+  // False if averages of steps, which do not compare last updates, get none, (0, k).
+  bool keeps_last() const { return !steps() || update_sketches.size(0) > 0; }
 
   // Number of clients.
   template <typename Device>
   int64_t check(const Check& check, const char* op, int64_t span) const {
     check.shape("models", models, "(rows, d)", {-1, -1});
+    check.shape("means", means, "(n, k)", {-1, -1});
     check.shape("update_sketches", update_sketches, "(n, k)", {-1, -1});
-    const int64_t d = models.size(1), n = update_sketches.size(0), k = update_sketches.size(1);
-    if (n < 1 || n > kMaxSketched) refuse(op, "update_sketches must hold 1 to ", kMaxSketched, " clients, got ", n);
-    if (d < 1 || k < 1) refuse(op, "d and k must be 1 or more, got ", d, " and ", k);
-    const int64_t places = (d + k - 1) / k * k;
+    const int64_t d = models.size(1), n = means.size(0), k = means.size(1), kept = keeps_last() ? n : 0;
+    if (n < 1 || n > kMaxSketched) refuse(op, "means must hold 1 to ", kMaxSketched, " clients, got ", n);
+    if (d < 1 || d > INT32_MAX || k < 1) refuse(op, "d and k must be 1 or more, d below 2^31, got ", d, " and ", k);
+    const int64_t count = (d + k - 1) / k * k;
     check.state("models", models, ScalarType::Float, "(rows, d)", {models.size(0), d});
-    check.state("order", order, ScalarType::Long, "(ceil(d / k) k,)", {places});
-    check.state("signs", signs, ScalarType::Float, "(ceil(d / k) k,)", {places});
-    check.state("update_sketches", update_sketches, ScalarType::Float, "(n, k)", {n, k});
-    check.state("model_sketches", model_sketches, ScalarType::Float, "(n, k)", {n, k});
+    check.state("places", places, ScalarType::Int, "(ceil(d / k) k,)", {count});
+    check.state("update_sketches", update_sketches, ScalarType::Float, "(n, k)", {kept, k});
+    check.state("model_sketches", model_sketches, ScalarType::Float, "(n, k)", {kept, k});
     check.state("seen", seen, ScalarType::Bool, "(n,)", {n});
     check.state("means", means, ScalarType::Float, "(n, k)", {n, k});
     const int64_t by_steps = steps() ? n : 0, by_uploads = n - by_steps;
@@ -45,16 +47,16 @@ struct SketchState {
     check.state("noise", noise, ScalarType::Double, "(n,), or (0,) without total", {by_steps});
     check.state("norms", norms, ScalarType::Double, "(n,)", {n});
     check.state("shift", shift, ScalarType::Double, "(n,)", {n});
-    if constexpr (Device::kHostReads) check_values(check, n, d, places, static_cast<double>(span));
+    if constexpr (Device::kHostReads) check_values(check, n, d, static_cast<double>(span));
     return n;
   }
 
   // Checks values that the host can read. A kernel clamps the places, and takes the others as they are.
-  void check_values(const Check& check, int64_t n, int64_t d, int64_t places, double span) const {
-    const int64_t* place = data<int64_t>(order);
-    const auto [least, most] = std::minmax_element(place, place + places);
-    check.within("order must lie in", *least, 0, d - 1);
-    check.within("order must lie in", *most, 0, d - 1);
+  void check_values(const Check& check, int64_t n, int64_t d, double span) const {
+    const int32_t* at = data<int32_t>(places);
+    for (int64_t place = 0; place < places.size(0); ++place) {
+      if (at[place] != kNoCoordinate) check.within("places must lie in", at[place], -d, d - 1);
+    }
     for (int64_t k = 0; k < n; ++k) {
       if (steps()) {
         check.between("total must lie in 0 to span", data<double>(total)[k], 0, span);
@@ -67,8 +69,7 @@ struct SketchState {
   }
 
   std::vector<Span> spans() const {
-    return {span_of("order", order, false),
-            span_of("signs", signs, false),
+    return {span_of("places", places, false),
             span_of("update_sketches", update_sketches, true),
             span_of("model_sketches", model_sketches, true),
             span_of("seen", seen, true),
@@ -82,13 +83,14 @@ struct SketchState {
   }
 
   void fill(SketchRound& r) const {
-    r.n = update_sketches.size(0);
-    r.k = update_sketches.size(1);
-    r.rows = order.size(0) / r.k;
-    r.order = data<int64_t>(order);
-    r.signs = data<float>(signs);
-    r.update_sketches = mutable_data<float>(update_sketches);
-    r.model_sketches = mutable_data<float>(model_sketches);
+    r.n = means.size(0);
+    r.k = means.size(1);
+    r.rows = places.size(0) / r.k;
+    r.places = data<int32_t>(places);
+    if (keeps_last()) {
+      r.update_sketches = mutable_data<float>(update_sketches);
+      r.model_sketches = mutable_data<float>(model_sketches);
+    }
     r.seen = mutable_data<bool>(seen);
     r.means = mutable_data<float>(means);
     r.steps = steps();
@@ -103,20 +105,21 @@ struct SketchState {
 
 template <typename Device>
 SketchOutcome sketch_step(const Tensor& update, const Tensor& client, const Tensor& trained_on, int64_t now_row,
-                          int64_t next_row, Tensor models, const Tensor& order, const Tensor& signs,
-                          Tensor update_sketches, Tensor model_sketches, Tensor seen, Tensor means, Tensor squares,
-                          Tensor met, Tensor total, Tensor noise, Tensor norms, const Tensor& shift, Tensor clock,
-                          Tensor last_epoch, Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts,
-                          Tensor counts, double lr, double quantile, double max_norm, bool filter, bool receive,
-                          bool store_all, bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
+                          int64_t next_row, Tensor models, const Tensor& places, Tensor update_sketches,
+                          Tensor model_sketches, Tensor seen, Tensor means, Tensor squares, Tensor met, Tensor total,
+                          Tensor noise, Tensor norms, const Tensor& shift, Tensor clock, Tensor last_epoch,
+                          Tensor uploads, Tensor seen_factors, Tensor recorded, Tensor factor_counts, Tensor counts,
+                          double lr, double quantile, double max_norm, bool filter, bool receive, bool store_all,
+                          bool hold, int64_t expiry, int64_t probation, int64_t quorum, int64_t span,
                           double least_share) {
   constexpr const char* op = "sketch_step_";
   const Check check(op, "models", models, /*two_byte_types=*/false);
-  const SketchState state{models,  order, signs, update_sketches, model_sketches, seen, means,
-                          squares, met,   total, noise,           norms,          shift};
+  const SketchState state{models,  places, update_sketches, model_sketches, seen,  means,
+                          squares, met,    total,           noise,          norms, shift};
   check.within("span must lie in", span, 1, INT32_MAX);
   check.least_share(least_share);
   const int64_t n = state.check<Device>(check, op, span);
+  if (filter && !state.keeps_last()) refuse(op, "filter must be false without update_sketches, got true");
   const PresenceState presence{clock, last_epoch, uploads, expiry, probation};
   const Arrival arrival{dense(update), client,       dense(trained_on), now_row,       next_row,
                         models,        seen_factors, recorded,          factor_counts, counts};

@@ -17,14 +17,14 @@
 
 namespace secureafl::SECUREAFL_KIND {
 
+constexpr int32_t kNoCoordinate = INT32_MIN;              // of a place
 constexpr int64_t kMaxSketched = (1 << kCensusBits) - 1;  // clients that a census can count
 
 struct SketchRound : Round {
   int64_t k, rows;         // numbers of a sketch, coordinates in each
-  const int64_t* order;    // (rows, k): the coordinate in each place
-  const float* signs;      // (rows, k): 1 or -1; 0 where a place has no coordinate
-  float* update_sketches;  // (n, k): of the last updates
-  float* model_sketches;   // (n, k): of the models they were computed on
+  const int32_t* places;   // (rows, k): of each place its coordinate c if it is added, -1 - c if it is subtracted
+  float* update_sketches;  // (n, k): of the last updates; null: they are not kept, and updates have no factors
+  float* model_sketches;   // (n, k): of the models they were computed on, or null
   float* means;            // (n, k): mean sketch of each client's updates, clipped to the median norm, in units of it
   bool steps;              // averages of steps (reasons: rules/mean_steps.py), else of uploads
   // averages of uploads alone
@@ -46,10 +46,11 @@ struct SketchRound : Round {
 enum BucketSum { kOfUpdate, kOfModel, kOfSquare, kBucketSums };
 
 SECUREAFL_FN void add_place(const SketchRound& r, int64_t place, double (&sums)[kBucketSums]) {
-  const int64_t c = clamped(r.order[place], 0, r.d - 1);
-  const double sign = r.signs[place], g = sign * r.update[c];
+  const int32_t at = r.places[place];
+  const int64_t c = clamped(at < 0 ? -1 - at : at, 0, r.d - 1);
+  const double sign = at == kNoCoordinate ? 0 : at < 0 ? -1 : 1, g = sign * r.update[c];  // no branch before a load
   sums[kOfUpdate] += g;
-  sums[kOfModel] += sign * r.trained_on[c];
+  if (r.model_sketches) sums[kOfModel] += sign * r.trained_on[c];
   sums[kOfSquare] += g * g;
 }
 
@@ -62,9 +63,10 @@ SECUREAFL_FN float sketched(double sum) {
 SECUREAFL_FN void finish_bucket(const SketchRound& r, int64_t client, int64_t b, const double (&of)[kBucketSums],
                                 float* sketches, double (&judged)[kSums]) {
   const float g = sketches[b] = sketched(of[kOfUpdate]), w = sketches[r.k + b] = sketched(of[kOfModel]);
+  judged[kGG] += of[kOfSquare];
+  if (!r.update_sketches) return;
   const double y = static_cast<double>(g) - r.update_sketches[client * r.k + b];
   const double s = static_cast<double>(w) - r.model_sketches[client * r.k + b];
-  judged[kGG] += of[kOfSquare];
   judged[kYY] += y * y;
   judged[kSS] += s * s;
 }

@@ -17,8 +17,9 @@ struct SketchPlan {
   int64_t slices, length;
 
   static SketchPlan of(int64_t rows, int64_t k) {
-    constexpr int64_t kThreads = 1 << 16;  // about this many
-    const int64_t most = kThreads > k ? kThreads / k : 1, length = (rows + most - 1) / most;
+    constexpr int64_t kLeast = 1 << 16, kMost = 1 << 18, kEach = 128;  // threads; places of one, if the vector is long
+    const int64_t wanted = rows * k / kEach, threads = wanted < kLeast ? kLeast : wanted > kMost ? kMost : wanted;
+    const int64_t most = threads > k ? threads / k : 1, length = (rows + most - 1) / most;
     return {(rows + length - 1) / length, length};
   }
 };

@@ -7,8 +7,8 @@
 A round of `submit`, the same in a CUDA graph, a refresh of the weights (once in 2 n rounds), and the memory of the
 history. "Copy" is the time to copy as many bytes as a round must move: the update, the model and the next one, the
 client's mean in and out, or the places of a sketch; with --keep-last also the model it was trained on, and the last
-update and model in and out. With the history on the host it is the copy of what crosses the bus, both ways at once:
-two rows of one client in, two out.
+update and model in and out. With --history-device cpu it is the copy of what crosses the bus, both ways at once: these
+two rows in and out.
 """
 
 import argparse
@@ -34,22 +34,22 @@ def fill(server: SecureAFL, random: torch.Generator) -> None:
 
 
 def bus_ms(clock: Clock, size: int) -> tuple[float, float]:
-    """Time to copy two rows from the host and two back: (both ways at once, one after the other)"""
+    """Time to copy `size` bytes from the host and as many back: (both ways at once, one after the other)"""
     device = torch.device(clock.device, 0)
-    there = history_zeros("cpu", 4, size, dtype=torch.float32, device=device)
-    here = torch.zeros(4, size, device=device)
+    there = history_zeros("cpu", 2, size // 4, dtype=torch.float32, device=device)
+    here = torch.zeros(2, size // 4, device=device)
     other = torch.cuda.Stream()
 
     def both() -> None:
         other.wait_stream(torch.cuda.current_stream())
-        here[:2].copy_(there[:2])
+        here[0].copy_(there[0])
         with torch.cuda.stream(other):
-            there[2:].copy_(here[2:])
+            there[1].copy_(here[1])
         torch.cuda.current_stream().wait_stream(other)
 
     def in_turn() -> None:
-        here[:2].copy_(there[:2])
-        there[2:].copy_(here[2:])
+        here[0].copy_(there[0])
+        there[1].copy_(here[1])
 
     return clock.ms(both), clock.ms(in_turn)
 
@@ -97,6 +97,11 @@ def measured(clock: Clock, clients: int, size: int, **settings: object) -> Times
     return Times(round_ms, clock.graph_ms(enqueue), refresh_ms, history)
 
 
+def kept(options: argparse.Namespace, sketch: int) -> tuple[int, int]:
+    """Bytes per coordinate of a client's mean, and of its last update and model."""
+    return 2 if options.two_bytes and not sketch else 4, 8 * options.keep_last
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -105,11 +110,12 @@ def main() -> None:
     parser.add_argument("--sketch", type=int, default=2048)
     parser.add_argument("--history-device", default="model", choices=("model", "cpu"))
     parser.add_argument("--keep-last", action="store_true", help="keep each client's last update and model too")
+    parser.add_argument("--two-bytes", action="store_true", help="keep whole means in bfloat16")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
+    options.keep_last |= options.history_device == "cpu"  # nothing else would be there
     clock = Clock(options.device, options.repeats)
     on_host = options.history_device == "cpu"
-    keep_last = options.keep_last or on_host
     print(head("fleet", options.device))
     print("| clients | d | kept of a client | round, ms | in a graph, ms | refresh, ms | history, GB | copy, ms |")
     print("|---|---|---|---|---|---|---|---|")
@@ -117,29 +123,29 @@ def main() -> None:
         in_turn = None
         for clients in options.clients:
             for sketch in (0,) if on_host else (0, options.sketch):
-                on_device = (4 if on_host or not keep_last else 12) * clients * (sketch or size)
-                if not fits(on_device, options.device) or (not sketch and clients > 1024):
+                mean, last = kept(options, sketch)
+                there, rows = last if on_host else 0, clients * (sketch or size)
+                if not fits((mean + last - there) * rows, options.device) or (not sketch and clients > 1024):
                     continue
-                if on_host and 8 * clients * size > 0.9 * free_memory("cpu"):
+                if there * rows > 0.9 * free_memory("cpu"):
                     continue
-                copy, in_turn = (
-                    bus_ms(clock, size) if on_host else (clock.copy_ms(moved(size, sketch, keep_last)), None)
-                )
-                settings = {"history_device": options.history_device, "keep_last": keep_last}
-                settings |= {"sketch": sketch, "sketch_seed": SEED} if sketch else {}
+                if on_host:
+                    copy, in_turn = bus_ms(clock, there * size)
+                else:
+                    copy = clock.copy_ms(size * (16 if sketch else 12 + 2 * mean) + 20 * size * options.keep_last)
+                settings = {"history_device": options.history_device, "keep_last": options.keep_last}
+                if sketch:
+                    settings |= {"sketch": sketch, "sketch_seed": SEED}
+                elif options.two_bytes:
+                    settings["history_dtype"] = torch.bfloat16
                 found = measured(clock, clients, size, **settings)
                 graph = "" if found.in_graph is None else f"{found.in_graph:.4f}"
-                what = f"{sketch:,} numbers" if sketch else "mean, last update and model" if keep_last else "mean"
+                what = f"{sketch:,} numbers" if sketch else "mean in two bytes" if mean == 2 else "mean"
+                what += ", and of the last update and model" * options.keep_last
                 row = f"{clients:,} | {size:,} | {what} | {found.round:.4f} | {graph} | {found.refresh:.2f}"
                 print(f"| {row} | {found.history / 1e9:.3g} | {copy:.4f} |", flush=True)
         if in_turn:
             print(f"\nd = {size:,}: the same bytes over the bus one way after the other: {in_turn:.3f} ms")
-
-
-def moved(size: int, sketch: int, keep_last: bool) -> int:
-    """Bytes that a round must move."""
-    rows = 4 if sketch else 5 + 5 * keep_last
-    return 4 * size * (rows + (sketch > 0 and keep_last))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ ENGINES = {
     "composed support": {"rule": "support", "memory": 2},
     "averaged": {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "trial": 5},
     "means alone": {"rule": "support", "memory": 0, "step": "received", "averages": "steps", "filter": False},
+    "means in two bytes": {
+        **{"rule": "support", "memory": 0, "step": "received", "averages": "steps", "filter": False},
+        "history_dtype": torch.bfloat16,
+    },
     "row-wise": {"rule": "centered_clip", "memory": 0},
     "row-wise buckets": {"rule": "krum", "buckets": 2, "memory": 1},
 }

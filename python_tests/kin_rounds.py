@@ -186,6 +186,7 @@ class Emulated:
     def __call__(self, update, client, trained_on, now, new, models, *rest):
         state, (lr, quantile, max_norm, *others) = rest[: self.tensors], rest[self.tensors :]
         flags, bounds = self.split(others)
+        flags = [*flags, *self.more(state)]
         tensors = update.contiguous(), client, trained_on.contiguous(), models[now], models[new], *state
         whole = [len(state[2]), models.shape[1], *state[-4].shape, *flags]
         results = *JUDGED, torch.float64  # the weight
@@ -194,6 +195,10 @@ class Emulated:
     def split(self, others):
         """(flags, bounds)"""
         return others[:8], others[8:]
+
+    def more(self, state):
+        """More flags, from the tensors."""
+        return []
 
 
 class EmulatedMeans(Emulated):
@@ -205,6 +210,9 @@ class EmulatedMeans(Emulated):
     def split(self, others):
         *flags, quorum = others[:7]
         return [*flags, True, quorum], others[7:]
+
+    def more(self, state):
+        return [state[3].dtype == torch.bfloat16]
 
 
 def arguments_of_a_round(server, engine, monkeypatch):

@@ -36,7 +36,12 @@ WINDOW = 32  # factors kept per client by default
 EXACT = 2048  # factors that a pooled Q without a window keeps as they are; later ones are counted by their leading bits
 PAIRS = ("received", "rounds")
 HISTORY_DEVICES = ("model", "cpu")
-DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 
 REASONS = (
     "accepted",
@@ -176,12 +181,13 @@ class Config:
     spacing: int = 0
     """Rounds of other clients required between two rounds of one client. An earlier update is refused."""
     history_dtype: str = "float32"
-    """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32. float64 is
-    for a float64 model, and for all of the history."""
+    """Dtype of the pairs. float16 scales each pair by a power of two; the rest of the history stays float32. bfloat16
+    is for the mean updates of averages="steps", if there are no last updates and no sketch: then the history is 2 n d
+    bytes. float64 is for a float64 model, and for all of the history."""
     history_device: str = "model"
-    """Where last updates, last models and pairs are kept, or if there are none (see `keep_last`) the mean updates.
-    "model": where the model is. "cpu": with a model on a GPU in page-locked memory of the host, for a history that does
-    not fit the GPU; rounds read and write it over the bus. Results are the same, bit for bit."""
+    """Where last updates, last models and pairs are kept. "model": where the model is. "cpu": with a model on a GPU in
+    page-locked memory of the host, for a history that does not fit the GPU; rounds read and write it over the bus.
+    Results are the same, bit for bit. Mean updates stay on the GPU: a refresh reads all of them."""
     filter: bool = True
     """Reject updates by their Lipschitz factor."""
     keep_last: bool | None = None
@@ -246,6 +252,9 @@ class Config:
         weighs = self.rule in averaged and self.estimate and self.receive
         need(self.step == "all" or weighs, "step", "'all' unless rule is kinship or support, with estimate and receive")
         sketched = self.rule == "support" and self.step == "received" and not self.memory
+        means_alone = self.averages == "steps" and not self.keeps_last and not self.sketch
+        only = "float32, float16 or float64 unless averages='steps' with keep_last=False and sketch=0"
+        need(self.history_dtype != "bfloat16" or means_alone, "history_dtype", only)
         need(self.history_device == "model" or not self.sketch, "history_device", f"'model' with sketch={self.sketch}")
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
         plain = self.averages == "uploads"
@@ -300,4 +309,9 @@ class Config:
     @property
     def pair_dtype(self) -> torch.dtype:
         """Dtype of the pairs, the bulk of the history."""
-        return DTYPES[self.history_dtype]
+        return torch.float16 if self.history_dtype == "float16" else self.dtype
+
+    @property
+    def mean_dtype(self) -> torch.dtype:
+        """Dtype of the mean updates."""
+        return torch.bfloat16 if self.history_dtype == "bfloat16" else self.dtype

@@ -12,6 +12,10 @@ struct __nv_bfloat162 {
 };
 
 inline float __bfloat162float(__nv_bfloat16 half) { return __uint_as_float(static_cast<uint32_t>(half.bits) << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {  // of finite values
+  const uint32_t bits = __float_as_uint(value);
+  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return {bits}; }
 inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return {x, y}; }
 inline float __low2float(__nv_bfloat162 pair) { return __bfloat162float(pair.x); }

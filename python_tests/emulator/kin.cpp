@@ -33,7 +33,9 @@ static void run_step(const cuda::Launcher& launch, const KinRound& r, const Choi
 template <int kVector>
 static void run_step(const cuda::Launcher& launch, const MeanRound& r, const Choice* choice) {
   const int64_t columns = cuda::kStepThreads * kVector;
-  launch.launch_pdl(cuda::mean_step_kernel<kVector>, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, choice);
+  const auto step =
+      r.two_bytes ? cuda::mean_step_kernel<__nv_bfloat16, kVector> : cuda::mean_step_kernel<float, kVector>;
+  launch.launch_pdl(step, (r.d + columns - 1) / columns, cuda::kStepThreads, 0, r, choice);
 }
 
 template <int kVector, typename R>
@@ -140,6 +142,7 @@ extern "C" void mean_step(void** at, const int64_t* whole, const double* real, u
   read_last(tensor, r);
   tensor(r.own_means), tensor(r.total), tensor(r.noise), tensor(r.norms), tensor(refresh.basis), tensor(shift);
   read_rest(tensor, whole, real, r);
+  r.two_bytes = whole[12];
   r.bounds.span = real[3], r.least_share = real[4], r.max_noise = real[5], r.every = static_cast<int64_t>(real[6]);
   r.shift = refresh.shift = shift;
   refresh.n = r.n;
@@ -152,5 +155,6 @@ extern "C" void mean_step(void** at, const int64_t* whole, const double* real, u
   Buffers buffers(r);
   const cuda::Launcher launch(seed);
   run(launch, r, buffers);
-  cuda::launch_refresh<TwoBlocks>(launch, r, means, plan, refresh, scratch);
+  r.two_bytes ? cuda::launch_refresh<TwoBlocks, __nv_bfloat16>(launch, r, means, plan, refresh, scratch)
+              : cuda::launch_refresh<TwoBlocks, float>(launch, r, means, plan, refresh, scratch);
 }

@@ -70,6 +70,21 @@ def test_every_setting_over_hundreds_of_rounds(device, settings, dtype):
     assert shift_of(ours).abs().max() > 0.01
 
 
+@pytest.mark.parametrize(("n", "d"), [(1, 3), (9, 60), (70, 129)])
+def test_means_in_two_bytes_are_rounded_as_plain_ops_round_them(device, n, d):
+    """Now and then to the neighbour, where the sums before differ in their last bits."""
+    settings = {"filter": False, "quorum": 0.0, "history_dtype": torch.bfloat16}
+    plain = composed(lambda: SecureAFL(torch.zeros(d), n, **{**SETTINGS, **settings}))
+    ours = make(device, n, d, **settings)
+    arrivals = Arrivals(n, d)
+    drive((plain, ours), arrivals, 2 * n - 1)  # before the first refresh no weight depends on a mean
+    mine, other = (server.state_dict()["mean_updates"].cpu().float() for server in (ours, plain))
+    assert other.any() and ((mine - other).abs() <= 2**-7 * other.abs()).all()
+    assert (mine == other).float().mean() > 0.99
+    drive((plain, ours), arrivals, 4 * n, bound=1e-3)
+    assert torch.allclose(shift_of(ours), shift_of(plain), rtol=0, atol=1e-3 / n)
+
+
 def test_without_a_learning_rate_nothing_counts_as_a_step(device):
     """Each upload enters the mean with the least share."""
     plain, ours = oracle(4, 30, lr=0.0, filter=False), make(device, 4, 30, lr=0.0, filter=False)
@@ -167,12 +182,16 @@ def test_without_last_updates_too(name, monkeypatch):
     refuses(make("cpu", 4, 30, filter=False), fused_averages, monkeypatch, name, *REFUSALS_WITHOUT[name])
 
 
+KEPT = {"last": {"keep_last": True}, "means": {}, "two_bytes": {"history_dtype": torch.bfloat16}}
+
+
 @pytest.mark.parametrize(
-    ("n", "d", "keep"), [(1, 8, True), (5, 33, True), (16, 64, True), (5, 33, None), (66, 40, None)]
+    ("n", "d", "kept"),
+    [(1, 8, "last"), (5, 33, "last"), (16, 64, "last"), (5, 33, "means"), (66, 40, "means"), (66, 40, "two_bytes")],
 )
-def test_the_kernels_source_agrees_with_the_cpu_in_any_order_of_warps(monkeypatch, n, d, keep):
+def test_the_kernels_source_agrees_with_the_cpu_in_any_order_of_warps(monkeypatch, n, d, kept):
     """The same bits for two orders: no barrier is missing."""
-    plain, one, other = (make("cpu", n, d, filter=False, keep_last=keep) for _ in range(3))
+    plain, one, other = (make("cpu", n, d, filter=False, **KEPT[kept]) for _ in range(3))
     emulate(monkeypatch, one, EmulatedMeans(1), fused_averages)
     emulate(monkeypatch, other, EmulatedMeans(2), fused_averages)
     drive((plain, one, other), Arrivals(n, d, strange=False), max(40, 3 * n))

@@ -9,7 +9,11 @@ from secureafl_ext import RECOMMENDED, SecureAFL
 from secureafl_ext.rules.mean_steps import LEAST, SPAN, MeanSteps
 
 N, D = 30, 4000
-KINDS = {"whole": {}, "sketched": {"sketch": 1024, "sketch_seed": 7}}
+KINDS = {
+    "whole": {},
+    "two_bytes": {"history_dtype": torch.bfloat16},
+    "sketched": {"sketch": 1024, "sketch_seed": 7},
+}
 
 
 def make(device="cpu", size=D, averages="steps", **settings):
@@ -204,7 +208,7 @@ def test_a_state_of_the_version_before_is_taken(kind):
     state = server.state_dict()
     old = {name: value for name, value in state.items() if name not in ("basis", "mean_updates")}
     old |= {"squares": torch.zeros(N, dtype=torch.float64), "met": torch.zeros(N, dtype=torch.int64)}
-    old |= {"means": state["mean_updates"]} if kind == "whole" else {}
+    old |= {"means": state["mean_updates"]} if kind != "sketched" else {}
     old["total"] = old["total"] + 30
     for total in (old["total"].to(torch.complex64), old["total"].to_sparse(), "15"):
         with pytest.raises(ValueError, match="total must be"):
@@ -213,6 +217,16 @@ def test_a_state_of_the_version_before_is_taken(kind):
     after = server.state_dict()
     assert after.keys() == state.keys() and after["total"].max() == SPAN
     assert the_same({**after, "basis": 0, "total": 0}, {**state, "basis": 0, "total": 0})
+
+
+def test_means_in_two_bytes_change_little(device):
+    """A number of a mean is rounded by up to 1 / 512 of itself; the mean over its numbers by far less."""
+    whole, two_bytes = make(device), make(device, history_dtype=torch.bfloat16)
+    for _ in Fleet(N, D, malicious=6).rounds(20 * N, whole, two_bytes):
+        pass
+    assert two_bytes.state_dict()["mean_updates"].dtype == torch.bfloat16
+    assert ((whole.weights() - two_bytes.weights()).abs() * N).max() < 0.02
+    assert (whole.model - two_bytes.model).norm() < 1e-3 * whole.model.norm()
 
 
 def test_hostile_updates_leave_a_state_that_loads(device):
@@ -253,6 +267,13 @@ def test_whole_updates_are_kept_if_wanted():
         ),
         ({"rule": "kinship"}, "averages must be 'uploads' unless"),
         ({"memory": 2, "quorum": 0.0}, "averages must be 'uploads' unless"),
+        (
+            {"history_dtype": torch.bfloat16, "filter": True},
+            "history_dtype must be float32, float16 or float64 unless averages='steps' with keep_last=False and "
+            "sketch=0, got 'bfloat16'",
+        ),
+        ({"history_dtype": torch.bfloat16, "sketch": 64}, "history_dtype must be float32, float16 or float64 unless"),
+        ({"history_dtype": torch.float16}, "history_dtype=float16 does not support rule='support'"),
     ],
 )
 def test_refusals(settings, message):

@@ -231,7 +231,10 @@ BAD_SETTINGS = [
     ({"pairs": "mine"}, "pairs must be one of received, rounds, got 'mine'"),
     ({"max_staleness": -1}, "max_staleness must be a whole number, 0 or more, got -1"),
     ({"window": 0}, "window must be None or a positive whole number, got 0"),
-    ({"history_dtype": torch.int32}, "history_dtype must be one of float16, float32, float64, got torch.int32"),
+    (
+        {"history_dtype": torch.int32},
+        "history_dtype must be one of float16, bfloat16, float32, float64, got torch.int32",
+    ),
     ({"history_dtype": torch.float32}, "history_dtype must be float64 like model, got float32"),
     ({"rule": "trimmed_mean", "trim": 3}, "trim must leave a client, 2 * trim < 6, got 3"),
     ({"iterations": 0}, "iterations must be a whole number 1 to 1000, got 0"),

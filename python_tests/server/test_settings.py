@@ -70,7 +70,7 @@ REFUSED = [
     ({"rule": ["median"]}, "rule must be one of median, trimmed_mean, mean, centered_clip, spectral, krum, "
                            "geometric_median, kinship, support, got list"),
     ({"store": None}, "store must be one of all, accepted, got None"),
-    ({"history_dtype": 5}, "history_dtype must be one of float16, float32, float64, got 5"),
+    ({"history_dtype": 5}, "history_dtype must be one of float16, bfloat16, float32, float64, got 5"),
     ({"clients": 2.5}, "clients must be a whole number, 1 or more, got 2.5"),
     ({"clients": True}, "clients must be a whole number, 1 or more, got True"),
     ({"clients": "4"}, "clients must be a whole number, 1 or more, got '4'"),

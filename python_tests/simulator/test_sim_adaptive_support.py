@@ -198,7 +198,9 @@ def test_camps_keep_the_cosine_between_them_below_the_bound(random):
     attack, d = make("adaptive", run, camps=2), run.net.size
     rows, table = torch.randn(30, d, generator=random), torch.eye(30, dtype=torch.float64)
     present = torch.ones(30, dtype=torch.bool)
-    server = SimpleNamespace(kinship=table, kinship_apart=table, present=present, norms=lambda: rows.norm(dim=1).double())
+    server = SimpleNamespace(
+        kinship=table, kinship_apart=table, present=present, norms=lambda: rows.norm(dim=1).double()
+    )
     away = torch.randn(d, generator=random).sign()
     pushes = []
     for client in (24, 25, 26):

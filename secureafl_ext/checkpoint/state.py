@@ -103,10 +103,11 @@ def table(config: Config, clients: int, size: int) -> dict[str, Entry]:
         width = config.sketch or d
         # A bucket has at most d / k coordinates of an update of length 1 or less. Twice that: rounding.
         most = 2 * math.ceil(d / max(width, 1)) ** 0.5
-        means = {"means": Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most))}
+        means = Entry((n, width), kept, f"between -{most:.3g} and {most:.3g}", within(-most, most))
+        mean_updates = Entry((n, d), config.mean_dtype, "rows of length 1 at most", units)
         entries |= {
             "rounds": Entry((), i64, *count),
-            **(means if config.sketch else {"mean_updates": Entry((n, d), kept, "rows of length 1 at most", units)}),
+            **({"means": means} if config.sketch else {"mean_updates": mean_updates}),
             "norms": Entry((n,), f64, "finite, 0 or more", not_negative),
             "shift": Entry((n,), f64, *finite),
         }

@@ -22,7 +22,6 @@ from ..rules.sketched_support import SketchedSupport
 from ..rules.sums import inner, squared_distance
 from .base import Outcome
 from .composed import JUDGED, Composed, Verdict
-from .host_memory import history_zeros
 from .presence import settings_of
 from .row_wise import refresh_rounds
 from .sketch import MOST_PARAMETERS, Sketch
@@ -65,8 +64,7 @@ class Averaged(Composed):
         super().__init__(config, clients, width, device)
         self.sketch = Sketch(size, width, config.sketch_seed or 0, device) if config.sketch else None
         if config.averages == "steps":
-            where = "model" if config.keeps_last else config.history_device  # a refresh reads all means
-            means = history_zeros(where, clients, width, dtype=config.dtype, device=device)
+            means = torch.zeros(clients, width, dtype=config.mean_dtype, device=device)
             self.support = MeanSteps(means, has_basis(config, clients))
         else:
             self.support = SketchedSupport(clients, width, config.dtype, device)

@@ -67,7 +67,8 @@ def too_large(config: Config, clients: int, size: int, device: torch.device) -> 
     """The error to raise when a new server does not fit into memory."""
     pairs = 2 * config.memory * clients * size * config.pair_dtype.itemsize
     kept = ["last update", "model"] * config.keeps_last + ["mean update"] * config.averaging
-    last = len(kept) * clients * (config.sketch or size) * config.dtype.itemsize
+    each = 2 * config.keeps_last * config.dtype.itemsize + config.averaging * config.mean_dtype.itemsize
+    last = each * clients * (config.sketch or size)
     models = (config.max_staleness + 2) * size * config.dtype.itemsize
     parts = (
         f"{last / 1e9:.3g} GB for the {' and '.join(kept)} of {clients} clients",
@@ -75,8 +76,8 @@ def too_large(config: Config, clients: int, size: int, device: torch.device) -> 
         f"{models / 1e9:.3g} GB for {config.max_staleness + 2} models of {size} parameters",
     )
     less = "memory=0, history_dtype=torch.float16, or a sketch need less" if config.memory else "a sketch needs less"
-    if device.type == "cuda" and config.history_device == "model":
-        less += "; history_device='cpu' keeps the history in the host's memory"
+    if device.type == "cuda" and config.history_device == "model" and config.keeps_last:
+        less += "; history_device='cpu' keeps last updates, last models and pairs in the host's memory"
     needed = f"{(pairs + last + models) / 1e9:.3g} GB"
     place = f"{device} and the host's memory" if config.history_device == "cpu" else device
     return torch.OutOfMemoryError(f"SecureAFL: {needed} do not fit {place}: {', '.join(parts)}; {less}")

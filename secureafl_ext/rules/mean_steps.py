@@ -30,7 +30,7 @@ class MeanSteps:
     """
 
     def __init__(self, means: Tensor, basis: bool):
-        """means: (n, k) zeros, wherever they shall be kept"""
+        """means: (n, k) zeros"""
         clients, device = len(means), means.device
         self.means = means
         self.total, self.noise, self.norms, self.shift = torch.zeros(4, clients, dtype=torch.float64, device=device)

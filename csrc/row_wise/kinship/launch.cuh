@@ -8,7 +8,7 @@
 
 namespace secureafl {
 
-inline bool is_aligned(const float* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
+inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
 // The third kernel of a round: kStepThreads threads a block, `lanes` of them along d.
 template <typename R>

@@ -14,9 +14,9 @@ namespace secureafl::cuda {
 
 constexpr int kEdge = 64, kDepth = 32, kProductThreads = 256;  // a tile of products, and coordinates at a time
 
-// Kernel 3: the next model, the client's new mean, and its new row if these are kept. kVector: as in kin_step.cuh; the
-// state is aligned for loads of so many floats.
-template <int kVector>
+// Kernel 3: the next model, the client's new mean, and its new row if these are kept. S: of the means. kVector: as in
+// kin_step.cuh; the state is aligned for loads of so many.
+template <typename S, int kVector>
 __global__ void __launch_bounds__(kStepThreads) mean_step_kernel(MeanRound r, const Choice* chosen) {
   const int64_t start = (blockIdx.x * static_cast<int64_t>(kStepThreads) + threadIdx.x) * kVector;
   const bool inside = start < r.d;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kStepThreads) mean_step_kernel(MeanRound r, co
   if (inside) {
     load_unaligned(r.update + start, g);
     load_columns(r.model + start, model);
-    load_columns(static_cast<const float*>(r.own_means) + client_of(r) * r.d + start, mean);
+    load_columns(static_cast<const S*>(r.own_means) + client_of(r) * r.d + start, mean);
     if (r.last_models) load_unaligned(r.trained_on + start, w);
   }
   pdl_trigger();
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kStepThreads) mean_step_kernel(MeanRound r, co
   store_columns(r.next_model + start, model);
   if (!v.stored) return;
   const int64_t row = v.client * r.d + start;
-  if (choice.mean_share > 0) store_columns(r.own_means + row, mean);
+  if (choice.mean_share > 0) store_columns(static_cast<S*>(r.own_means) + row, mean);
   if (!r.last_updates) return;
   store_columns(r.last_updates + row, g);
   store_columns(r.last_models + row, w);
@@ -64,10 +64,11 @@ struct MeansPlan {
 };
 
 // A tile of kEdge rows of the means and kDepth coordinates on its way to shared memory: of each thread kPieces pieces
-// of four neighbouring coordinates, in rows that are kProductThreads / kAcross apart.
+// of four neighbouring coordinates, in rows that are kRows apart. S: of the means.
+template <typename S>
 struct MeansPiece {
   static constexpr int kAcross = kDepth / 4, kRows = kProductThreads / kAcross, kPieces = kEdge / kRows;
-  float values[kPieces][4];
+  S values[kPieces][4];  // converted later: a conversion here would wait for its load
 
   // The rows from `first` on, coordinates start .. start + kDepth - 1; zero past n and `stop`. wide: the means are
   // aligned for loads of four
@@ -76,27 +77,36 @@ struct MeansPiece {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int64_t k = first + threadIdx.x / kAcross + i * kRows;
-      const float* from = r.own_means + k * r.d + c;
+      const S* from = static_cast<const S*>(r.own_means) + k * r.d + c;
       if (wide && k < r.n && c < stop) {
-        load_columns(from, values[i]);
+        copy_columns(from, values[i]);
         continue;
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) values[i][j] = k < r.n && c + j < stop ? from[j] : 0.0f;
+      for (int j = 0; j < 4; ++j) {
+        if (k < r.n && c + j < stop) {
+          values[i][j] = from[j];
+        } else {
+          from_float(0.0f, values[i][j]);
+        }
+      }
     }
   }
   __device__ void store(float (&tile)[kEdge][kDepth + 4]) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      store_columns(&tile[threadIdx.x / kAcross + i * kRows][threadIdx.x % kAcross * 4], values[i]);
+      float floats[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) floats[j] = to_float(values[i][j]);
+      store_columns(&tile[threadIdx.x / kAcross + i * kRows][threadIdx.x % kAcross * 4], floats);
     }
   }
 };
 
 // Kernel 4, many blocks: products of the means.     parts (tiles, chunks, kEdge, kEdge)
 // Sums over kDepth coordinates are in float32, the sums of these in float64. The next tiles are loaded meanwhile.
-static __global__ void __launch_bounds__(kProductThreads, 2)
-    mean_products_kernel(MeanRound r, MeansPlan plan, double* parts) {
+template <typename S>
+__global__ void __launch_bounds__(kProductThreads, 2) mean_products_kernel(MeanRound r, MeansPlan plan, double* parts) {
   constexpr int kSide = 16, kOwn = kEdge / kSide;  // threads along an edge; products of a thread along it
   alignas(16) __shared__ float rows[kEdge][kDepth + 4], columns[kEdge][kDepth + 4];  // 4: other banks for each row
   pdl_trigger();
@@ -110,7 +120,7 @@ static __global__ void __launch_bounds__(kProductThreads, 2)
   const int y = threadIdx.x / kSide, x = threadIdx.x % kSide;
   double sums[kOwn][kOwn] = {};
   const bool wide = r.d % 4 == 0 && reinterpret_cast<uintptr_t>(r.own_means) % 16 == 0;
-  MeansPiece of_rows, of_columns;
+  MeansPiece<S> of_rows, of_columns;
   of_rows.load(r, down * kEdge, begin, stop, wide);
   of_columns.load(r, across * kEdge, begin, stop, wide);
   for (int64_t start = begin; start < stop; start += kDepth) {
@@ -195,11 +205,11 @@ struct MeansScratch {
       : parts(at), products(parts + means.parts()), lengths(products + n * n), refresh(lengths + n, plan) {}
 };
 
-// The three kernels. Many: the team of plan.blocks
-template <typename Many>
+// The three kernels. Many: the team of plan.blocks    S: of the means
+template <typename Many, typename S>
 void launch_refresh(const Launcher& launch, const MeanRound& r, const MeansPlan& means, const RefreshPlan& plan,
                     const Refresh& args, const MeansScratch& scratch) {
-  launch.launch_pdl(mean_products_kernel, means.tiles * means.chunks, kProductThreads, 0, r, means, scratch.parts);
+  launch.launch_pdl(mean_products_kernel<S>, means.tiles * means.chunks, kProductThreads, 0, r, means, scratch.parts);
   launch.launch_pdl(mean_sums_kernel, (r.n * r.n + kProductThreads - 1) / kProductThreads, kProductThreads, 0, r, means,
                     static_cast<const double*>(scratch.parts), scratch.products);
   launch_refresh_kernel(launch, plan, mean_refresh_kernel<BlockTeam>, mean_refresh_kernel<Many>, r, args,

@@ -14,7 +14,8 @@
 namespace secureafl::SECUREAFL_KIND {
 
 struct MeanRound : KinRound {
-  float* own_means;    // (n, d): mean of each client's updates
+  void* own_means;     // (n, d): mean of each client's updates; float32, or bfloat16
+  bool two_bytes;      // own_means is bfloat16
   double* total;       // (n): sum of the shares of the updates in each client's mean, at most bounds.span
   double* noise;       // (n): sum of the squared weights of the updates in the mean
   double* norms;       // (n): of the last updates

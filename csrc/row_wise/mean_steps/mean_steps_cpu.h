@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/BFloat16.h>
 
 #include <algorithm>
 #include <optional>
@@ -13,6 +14,8 @@
 #include "row_wise/support/refresh_cpu.h"
 
 namespace secureafl::cpu {
+
+using torch::headeronly::BFloat16;
 
 // The inner products are added up in fixed chunks of d.
 inline Chunks chunks_of_means(const MeanRound& r) {
@@ -37,16 +40,24 @@ struct MeansScratch {
         refresh(r.n) {}
 };
 
+// A piece of a mean (width) as floats; in `buffer` if it is stored in two bytes.
+inline const float* floats_of(const MeanRound& r, int64_t at, int64_t width, float* buffer) {
+  if (!r.two_bytes) return static_cast<const float*>(r.own_means) + at;
+  std::copy_n(static_cast<const BFloat16*>(r.own_means) + at, width, buffer);
+  return buffer;
+}
+
 // scratch.products: inner products of the clients' means, lower triangle.
 inline void products_of_means(const MeanRound& r, MeansScratch& scratch) {
   for_kin_tiles(scratch.chunks, [&](int64_t start, int64_t chunk) {
     const int64_t width = std::min(kKinTile, r.d - start);
     double* products = scratch.parts.data() + chunk * r.n * r.n;
     double mean[kKinTile];
+    float buffer[kKinTile];
     for (int64_t i = 0; i < r.n; ++i) {
-      std::copy_n(r.own_means + i * r.d + start, width, mean);
+      std::copy_n(floats_of(r, i * r.d + start, width, buffer), width, mean);
       for (int64_t k = 0; k <= i; ++k) {
-        products[i * r.n + k] += product_with(r.own_means + k * r.d + start, mean, width);
+        products[i * r.n + k] += product_with(floats_of(r, k * r.d + start, width, buffer), mean, width);
       }
     }
   });
@@ -72,6 +83,10 @@ SECUREAFL_AVX2_CLONES inline void add_to_mean(const Choice& choice, const float*
   for (int64_t c = 0; c < width; ++c) mean[c] = averaged(choice, mean[c], own[c]);
 }
 
+inline void add_to_mean(const Choice& choice, const float* own, BFloat16* mean, int64_t width) {
+  for (int64_t c = 0; c < width; ++c) mean[c] = averaged(choice, mean[c], own[c]);
+}
+
 // One tile: the next model, the client's new mean, and its new row if these are kept.
 inline void step_mean_tile(const MeanRound& r, const Choice& choice, int64_t start) {
   const int64_t width = std::min(kKinTile, r.d - start);
@@ -81,7 +96,9 @@ inline void step_mean_tile(const MeanRound& r, const Choice& choice, int64_t sta
   if (v.received) add_row(choice.own_weight, own, direction, width);
   step_model(v, r.model + start, direction, r.next_model + start, width);
   if (!v.stored) return;
-  if (choice.mean_share > 0) add_to_mean(choice, own, r.own_means + v.client * r.d + start, width);
+  const int64_t at = v.client * r.d + start;
+  if (choice.mean_share > 0 && r.two_bytes) add_to_mean(choice, own, static_cast<BFloat16*>(r.own_means) + at, width);
+  if (choice.mean_share > 0 && !r.two_bytes) add_to_mean(choice, own, static_cast<float*>(r.own_means) + at, width);
   store_row(r, v, start, own, width);
 }
 

@@ -12,6 +12,13 @@ class CudaMeanSteps : public CudaKin {
   using CudaKin::CudaKin;
 
   void mean_step(const MeanRound& r, const Refresh& refresh, const Tensor& like) const {
+    r.two_bytes ? run<__nv_bfloat16>(r, refresh, like) : run<float>(r, refresh, like);
+  }
+
+ private:
+  // S: of the means
+  template <typename S>
+  void run(const MeanRound& r, const Refresh& refresh, const Tensor& like) const {
     const auto means = cuda::MeansPlan::of(r.n, r.d);
     const auto plan = cuda::RefreshPlan::of(launch_, r.n);
     const Tensor memory = allocate(like, ScalarType::Double, {cuda::MeansScratch::doubles(r.n, means, plan)});
@@ -19,9 +26,9 @@ class CudaMeanSteps : public CudaKin {
     MeanRound round = r;
     round.barrier = scratch.refresh.barrier;
     const bool aligned = is_aligned(r.own_means) && is_aligned(r.model);
-    kin_step(round, like,
-             StepKernel<MeanRound>{cuda::mean_step_kernel<1>, cuda::mean_step_kernel<4>, cuda::kStepThreads, aligned});
-    cuda::launch_refresh<cuda::ManyTeam>(launch_, round, means, plan, refresh, scratch);
+    const auto narrow = cuda::mean_step_kernel<S, 1>, wide = cuda::mean_step_kernel<S, 4>;
+    kin_step(round, like, StepKernel<MeanRound>{narrow, wide, cuda::kStepThreads, aligned});
+    cuda::launch_refresh<cuda::ManyTeam, S>(launch_, round, means, plan, refresh, scratch);
   }
 };
 

@@ -14,9 +14,11 @@ namespace secureafl::SECUREAFL_KIND {
 struct MeansState {
   const Tensor &means, &total, &noise, &norms, &basis, &shift;
 
+  bool two_bytes() const { return means.scalar_type() == ScalarType::BFloat16; }
+
   template <typename Device>
   void check(const Check& check, int64_t n, int64_t d, int64_t span) const {
-    check.state("means", means, ScalarType::Float, "(n, d)", {n, d});
+    check.state("means", means, two_bytes() ? ScalarType::BFloat16 : ScalarType::Float, "(n, d)", {n, d});
     check.state("total", total, ScalarType::Double, "(n,)", {n});
     check.state("noise", noise, ScalarType::Double, "(n,)", {n});
     check.state("norms", norms, ScalarType::Double, "(n,)", {n});
@@ -38,7 +40,8 @@ struct MeansState {
   }
 
   void fill(MeanRound& r) const {
-    r.own_means = mutable_data<float>(means);
+    r.own_means = means.mutable_data_ptr();
+    r.two_bytes = two_bytes();
     r.total = mutable_data<double>(total);
     r.noise = mutable_data<double>(noise);
     r.norms = mutable_data<double>(norms);

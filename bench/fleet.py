@@ -141,7 +141,7 @@ def main() -> None:
                 found = measured(clock, clients, size, **settings)
                 graph = "" if found.in_graph is None else f"{found.in_graph:.4f}"
                 what = f"{sketch:,} numbers" if sketch else "mean in two bytes" if mean == 2 else "mean"
-                what += ", and of the last update and model" * options.keep_last
+                what += ", last update, model" * options.keep_last
                 row = f"{clients:,} | {size:,} | {what} | {found.round:.4f} | {graph} | {found.refresh:.2f}"
                 print(f"| {row} | {found.history / 1e9:.3g} | {copy:.4f} |", flush=True)
         if in_turn:

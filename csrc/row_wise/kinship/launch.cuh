@@ -16,7 +16,7 @@ struct StepKernel {
   void (*narrow)(R, const Choice*);  // a thread loads one float at a time
   void (*wide)(R, const Choice*);    // four
   int64_t lanes;
-  bool aligned;  // whether what only this kernel loads is aligned for the wide one
+  bool wide_fits;  // what only this kernel loads and stores is aligned for the wide one, and on the GPU
 };
 
 inline StepKernel<KinRound> rows_step() { return {cuda::kin_step_kernel<1>, cuda::kin_step_kernel<4>, 32, true}; }
@@ -30,8 +30,9 @@ class CudaKin {
   // R: KinRound, or one with a `choose` of its own
   template <typename R, typename S = KinRound>
   void kin_step(const R& r, const Tensor& like, const StepKernel<S>& step = rows_step()) const {
-    const bool wide = r.d % 4 == 0 && is_aligned(r.last_updates) && is_aligned(r.last_models) && step.aligned;
-    return wide ? launch<4>(r, like, step.wide, 4 * step.lanes) : launch<1>(r, like, step.narrow, step.lanes);
+    const bool wide = r.d % 4 == 0 && is_aligned(r.last_updates) && is_aligned(r.last_models);
+    if (!wide) return launch<1>(r, like, step.narrow, step.lanes);
+    step.wide_fits ? launch<4>(r, like, step.wide, 4 * step.lanes) : launch<4>(r, like, step.narrow, step.lanes);
   }
 
  protected:

@@ -12,7 +12,11 @@
 
 namespace secureafl::cuda {
 
-constexpr int kEdge = 64, kDepth = 32, kProductThreads = 256;  // a tile of products, and coordinates at a time
+constexpr int kEdge = 64, kProductThreads = 256;  // an edge of a tile of products
+// Coordinates of a tile at a time: 128 neighbouring bytes of each mean.
+template <typename S>
+constexpr int kDepth = 128 / sizeof(S);
+constexpr int kMostDepth = 64;
 
 // Kernel 3: the next model, the client's new mean, and its new row if these are kept. S: of the means. kVector: as in
 // kin_step.cuh; the state is aligned for loads of so many.
@@ -56,21 +60,21 @@ struct MeansPlan {
     constexpr int64_t kBlocks = 264;  // about this many
     const int64_t edges = (n + kEdge - 1) / kEdge, tiles = edges * (edges + 1) / 2;
     const int64_t wanted = kBlocks > tiles ? kBlocks / tiles : 1, each = (d + wanted - 1) / wanted;
-    const int64_t length = d > 0 ? (each + kDepth - 1) / kDepth * kDepth : kDepth;
+    const int64_t length = d > 0 ? (each + kMostDepth - 1) / kMostDepth * kMostDepth : kMostDepth;
     return {edges, tiles, (d + length - 1) / length, length};
   }
   int64_t parts() const { return tiles * chunks * kEdge * kEdge; }
   SECUREAFL_BOTH int64_t tile(int64_t down, int64_t across) const { return down * (down + 1) / 2 + across; }
 };
 
-// A tile of kEdge rows of the means and kDepth coordinates on its way to shared memory: of each thread kPieces pieces
-// of four neighbouring coordinates, in rows that are kRows apart. S: of the means.
+// A tile of kEdge rows of the means and kDepth<S> coordinates on its way to shared memory: of each thread kPieces
+// pieces of four neighbouring coordinates, in rows that are kRows apart. S: of the means.
 template <typename S>
 struct MeansPiece {
-  static constexpr int kAcross = kDepth / 4, kRows = kProductThreads / kAcross, kPieces = kEdge / kRows;
+  static constexpr int kAcross = kDepth<S> / 4, kRows = kProductThreads / kAcross, kPieces = kEdge / kRows;
   S values[kPieces][4];  // converted later: a conversion here would wait for its load
 
-  // The rows from `first` on, coordinates start .. start + kDepth - 1; zero past n and `stop`. wide: the means are
+  // The rows from `first` on, coordinates start .. start + kDepth<S> - 1; zero past n and `stop`. wide: the means are
   // aligned for loads of four
   __device__ void load(const MeanRound& r, int64_t first, int64_t start, int64_t stop, bool wide) {
     const int64_t c = start + threadIdx.x % kAcross * 4;
@@ -92,7 +96,7 @@ struct MeansPiece {
       }
     }
   }
-  __device__ void store(float (&tile)[kEdge][kDepth + 4]) const {
+  __device__ void store(float (&tile)[kEdge][kDepth<S> + 4]) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       float floats[4];
@@ -104,11 +108,12 @@ struct MeansPiece {
 };
 
 // Kernel 4, many blocks: products of the means.     parts (tiles, chunks, kEdge, kEdge)
-// Sums over kDepth coordinates are in float32, the sums of these in float64. The next tiles are loaded meanwhile.
+// Sums over kDepth<S> coordinates are in float32, the sums of these in float64. The next tiles are loaded meanwhile.
 template <typename S>
 __global__ void __launch_bounds__(kProductThreads, 2) mean_products_kernel(MeanRound r, MeansPlan plan, double* parts) {
   constexpr int kSide = 16, kOwn = kEdge / kSide;  // threads along an edge; products of a thread along it
-  alignas(16) __shared__ float rows[kEdge][kDepth + 4], columns[kEdge][kDepth + 4];  // 4: other banks for each row
+  alignas(16) __shared__ float rows[kEdge][kDepth<S> + 4],
+      columns[kEdge][kDepth<S> + 4];  // 4: other banks for each row
   pdl_trigger();
   pdl_wait();
   if (*r.rounds % r.every != 0) return;
@@ -123,15 +128,15 @@ __global__ void __launch_bounds__(kProductThreads, 2) mean_products_kernel(MeanR
   MeansPiece<S> of_rows, of_columns;
   of_rows.load(r, down * kEdge, begin, stop, wide);
   of_columns.load(r, across * kEdge, begin, stop, wide);
-  for (int64_t start = begin; start < stop; start += kDepth) {
+  for (int64_t start = begin; start < stop; start += kDepth<S>) {
     of_rows.store(rows);
     of_columns.store(columns);
     __syncthreads();
-    of_rows.load(r, down * kEdge, start + kDepth, stop, wide);
-    of_columns.load(r, across * kEdge, start + kDepth, stop, wide);
+    of_rows.load(r, down * kEdge, start + kDepth<S>, stop, wide);
+    of_columns.load(r, across * kEdge, start + kDepth<S>, stop, wide);
     float few[kOwn][kOwn] = {};
 #pragma unroll
-    for (int c = 0; c < kDepth; c += 4) {
+    for (int c = 0; c < kDepth<S>; c += 4) {
       float a[kOwn][4], b[kOwn][4];
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {

@@ -9,7 +9,7 @@ from engines import D, make
 from places import ROOT
 
 from secureafl_ext import SecureAFL
-from secureafl_ext.audit import Audited, DifferenceError, find, replay, replays, verify
+from secureafl_ext.audit import Audited, DifferenceError, audited, facts, find, replay, replays, verify
 from secureafl_ext.audit.facts import bytes_of, changed_settings, config_from, digest, settings_of, sha256
 from secureafl_ext.cli.main import main
 
@@ -38,6 +38,31 @@ def test_other_settings_are_refused_while_calls_must_be_repeated(tmp_path):
     assert named[-1].state == named[-2].state and config_from(named[-1].settings) == config
     with pytest.raises(ValueError, match=r"other settings from here on: quantile=0.8 became 0.5"):
         replay(make("fused"), tmp_path, find(tmp_path, named[0].state))
+
+
+@pytest.mark.parametrize("engine", ["fused", "means alone"])
+def test_the_log_of_an_earlier_version_lacks_settings(engine, tmp_path, monkeypatch):
+    """Its servers kept last updates, so factors are in the log."""
+    path, plain = tmp_path / "checkpoint", facts.settings_of
+
+    def of_then(server):
+        return {name: value for name, value in plain(server).items() if name not in ("keep_last", "history_device")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audited, "settings_of", of_then)
+        with Audited(make(engine, keep_last=True), tmp_path, keep="all") as server:
+            calls(server, 0, 10)
+            server.save(path)
+            calls(server, 10, 40)
+            last = server.state_dict()
+    again, _ = replays.load(path, tmp_path)
+    assert again.config.keep_last is True
+    with Audited(again, tmp_path, keep="all") as server:
+        assert server.recover() == 30
+    assert digest(again.state_dict()) == digest(last)
+    if engine == "means alone":
+        changed = changed_settings(of_then(again), settings_of(make(engine)))
+        assert changed == "keep_last=True became False"
 
 
 def test_replay_decides_alike_and_finds_another_setting(tmp_path, monkeypatch):

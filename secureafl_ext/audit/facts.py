@@ -51,9 +51,15 @@ def settings_of(server: Any) -> dict[str, Any]:
     return {**plain(asdict(config)), "clients": server.clients, "dtype": name_of(server.dtype)}
 
 
-def config_from(settings: dict[str, Any]) -> Config:
+def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the log has. One of an earlier version lacks some, which were as they are by default since, but
+    for one: last updates were always kept."""
+    return {**plain(asdict(Config())), "keep_last": True, **settings} if settings else {}
+
+
+def config_from(settings: Mapping[str, Any]) -> Config:
     """The Config of settings that the log has."""
-    known: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("clients", "dtype")}
+    known = {name: value for name, value in completed(settings).items() if name not in ("clients", "dtype")}
     known |= {
         name: NO_NUMBERS[value] for name, value in known.items() if isinstance(value, str) and value in NO_NUMBERS
     }
@@ -65,8 +71,16 @@ def config_from(settings: dict[str, Any]) -> Config:
         ) from None
 
 
+def _in_effect(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same, None for keep_last replaced by what it means."""
+    if settings.get("keep_last", True) is None:
+        settings["keep_last"] = settings["averages"] != "steps" or settings["filter"]
+    return settings
+
+
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that differ, in words; empty if none does."""
+    before, now = (_in_effect(completed(settings)) for settings in (before, now))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{one_line(name)}={before.get(name)!r:.40} became {now.get(name)!r:.40}" for name in names[:5])
 

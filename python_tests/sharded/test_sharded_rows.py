@@ -96,6 +96,34 @@ def test_a_group_of_one_is_the_composed_server_bit_for_bit(ranks):
     assert ranks.run(1, digests, settings, arrivals, D) == [digest(whole.state_dict())]
 
 
+def saved_and_loaded(group, settings, arrivals, path):
+    server = start(settings, group, D)
+    replay(server, arrivals[:-20], group, comings_and_goings)
+    server.save(path)
+    loaded = SecureAFL.load(path, process_group=group)
+    for one in (server, loaded):
+        replay(one, arrivals[-20:], group)
+    return digest(server.state_dict()), digest(loaded.state_dict()), server.norms(), whole_state(loaded, group)
+
+
+@pytest.mark.parametrize("more", [{}, {"history_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
+def test_means_alone_equal_those_of_the_whole_server(ranks, more, tmp_path):
+    """As in the recommended settings: no filter, no last updates. A checkpoint of two ranks loads on two or none."""
+    settings = settings_of("steps") | {"filter": False} | more
+    path, after = tmp_path / "checkpoint", lambda server, k: comings_and_goings(server, k) if k < 100 else None
+    arrivals, _, whole = history_of_arrivals(settings, 120, D, after)
+    assert "last_updates" not in whole.state_dict() and whole.state_dict()["shift"].any()
+    bound = 2**-7 if more else 1e-4
+    for shared, loaded, norms, state in ranks.run(2, saved_and_loaded, settings, arrivals, path):
+        assert shared == loaded
+        agree(state, whole.state_dict(), bound)
+        assert torch.allclose(norms, whole.norms(), rtol=bound)
+    there = SecureAFL.load(path)
+    for arrival in arrivals[-20:]:
+        there.submit(*arrival)
+    agree(there.state_dict(), whole.state_dict(), bound)
+
+
 def disagree(group, arrivals):
     """Rank 1 finds other shifts at every refresh."""
     plain = support.shifts

@@ -47,18 +47,77 @@ inline const float* floats_of(const MeanRound& r, int64_t at, int64_t width, flo
   return buffer;
 }
 
+constexpr int64_t kMeanPiece = 512;  // coordinates at a time: those of 1,000 means stay in the L2 cache
+constexpr int kEdge = 3;             // of a block of products: 9 sums, 3 rows and a column fit the 16 registers of AVX2
+
+// Pieces (width) of kEdge means from that of client `first` on; past the last client its piece again.
+struct MeanPieces {
+  const float* rows[kEdge];
+  float buffer[kEdge][kMeanPiece];  // unused if the means are floats
+
+  MeanPieces(const MeanRound& r, int64_t first, int64_t start, int64_t width) {
+    for (int i = 0; i < kEdge; ++i) {
+      rows[i] = floats_of(r, std::min(first + i, r.n - 1) * r.d + start, width, buffer[i]);
+    }
+  }
+};
+
+// sums += the products of each row with each column, (width) each. Over 32 coordinates of a lane in float32, then in
+// float64. Vectors of the compiler: it does not keep as many sums in registers by itself.
+SECUREAFL_AVX2_CLONES inline void add_products(const float* const (&rows)[kEdge], const float* const (&columns)[kEdge],
+                                               int64_t width, double (&sums)[kEdge][kEdge]) {
+  constexpr int64_t kLanes = 8, kPiece = 32 * kLanes;
+  using Lanes = float __attribute__((vector_size(4 * kLanes)));
+  using Unaligned = float __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+  int64_t c = 0;
+  while (c + kLanes <= width) {
+    const int64_t end = c + std::min(kPiece, (width - c) / kLanes * kLanes);
+    Lanes lanes[kEdge][kEdge] = {};
+    for (; c < end; c += kLanes) {
+      Lanes row[kEdge];
+      for (int i = 0; i < kEdge; ++i) row[i] = *reinterpret_cast<const Unaligned*>(rows[i] + c);
+      for (int k = 0; k < kEdge; ++k) {
+        const Lanes column = *reinterpret_cast<const Unaligned*>(columns[k] + c);
+        for (int i = 0; i < kEdge; ++i) lanes[i][k] += row[i] * column;
+      }
+    }
+    for (int i = 0; i < kEdge; ++i) {
+      for (int k = 0; k < kEdge; ++k) {
+        for (int lane = 0; lane < kLanes; ++lane) sums[i][k] += lanes[i][k][lane];
+      }
+    }
+  }
+  for (; c < width; ++c) {
+    for (int i = 0; i < kEdge; ++i) {
+      for (int k = 0; k < kEdge; ++k) sums[i][k] += static_cast<double>(rows[i][c]) * columns[k][c];
+    }
+  }
+}
+
+// products (n, n), lower triangle += the products of the means over the coordinates start .. start + width - 1
+inline void add_products_of_means(const MeanRound& r, int64_t start, int64_t width, double* products) {
+  for (int64_t down = 0; down < r.n; down += kEdge) {
+    const MeanPieces rows(r, down, start, width);
+    for (int64_t across = 0; across <= down; across += kEdge) {
+      const MeanPieces columns(r, across, start, width);
+      double sums[kEdge][kEdge] = {};
+      add_products(rows.rows, columns.rows, width, sums);
+      for (int64_t i = down; i < std::min(down + kEdge, r.n); ++i) {
+        for (int64_t k = across; k <= std::min(across + kEdge - 1, i); ++k) {
+          products[i * r.n + k] += sums[i - down][k - across];
+        }
+      }
+    }
+  }
+}
+
 // scratch.products: inner products of the clients' means, lower triangle.
 inline void products_of_means(const MeanRound& r, MeansScratch& scratch) {
-  for_kin_tiles(scratch.chunks, [&](int64_t start, int64_t chunk) {
-    const int64_t width = std::min(kKinTile, r.d - start);
+  for_kin_tiles(scratch.chunks, [&](int64_t tile, int64_t chunk) {
+    const int64_t stop = std::min(tile + kKinTile, r.d);
     double* products = scratch.parts.data() + chunk * r.n * r.n;
-    double mean[kKinTile];
-    float buffer[kKinTile];
-    for (int64_t i = 0; i < r.n; ++i) {
-      std::copy_n(floats_of(r, i * r.d + start, width, buffer), width, mean);
-      for (int64_t k = 0; k <= i; ++k) {
-        products[i * r.n + k] += product_with(floats_of(r, k * r.d + start, width, buffer), mean, width);
-      }
+    for (int64_t start = tile; start < stop; start += kMeanPiece) {
+      add_products_of_means(r, start, std::min(kMeanPiece, stop - start), products);
     }
   });
   add_chunks(scratch.parts, scratch.products);

@@ -71,6 +71,11 @@ GONE = -1  # epoch of the last upload of a client that left
 COUNTS = ("accepted", "rejected", "non_finite", "capped", "fallbacks")
 
 
+def reads_last(averages: object, filter: object) -> bool:
+    """Whether a round with these settings reads the clients' last updates and models."""
+    return averages != "steps" or bool(filter)
+
+
 class Check(NamedTuple):
     convert: Callable[[Any], Any]  # to a plain Python value
     expected: str  # for the error message
@@ -259,7 +264,7 @@ class Config:
         need(not self.sketch or sketched, "sketch", "0 unless rule='support', step='received' and memory=0")
         plain = self.averages == "uploads"
         need(plain or sketched, "averages", "'uploads' unless rule='support', step='received' and memory=0")
-        unused = self.averages == "steps" and not self.filter
+        unused = not reads_last(self.averages, self.filter)
         need(self.keep_last is not False or unused, "keep_last", "true unless averages='steps' and filter=False")
         need(not self.trial or self.step == "received", "trial", "0 unless step='received'")
         if self.sketch and self.sketch_seed is None:
@@ -290,7 +295,7 @@ class Config:
     @property
     def keeps_last(self) -> bool:
         """Whether each client's last update and the model it was computed on are kept."""
-        return (self.averages != "steps" or self.filter) if self.keep_last is None else self.keep_last
+        return reads_last(self.averages, self.filter) if self.keep_last is None else self.keep_last
 
     def quorum_of(self, clients: int) -> int:
         """Clients that must have a stored upload before the model moves."""

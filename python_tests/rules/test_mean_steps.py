@@ -201,6 +201,22 @@ def test_a_forged_state_is_refused_and_nothing_changes(name):
     assert the_same(before, server.state_dict())
 
 
+@pytest.mark.parametrize("value", [3.0, torch.nan, torch.inf])
+def test_forged_means_in_two_bytes_are_refused_and_nothing_changes(value):
+    """Also means of another type: bfloat16 into float32, and the other way round."""
+    server = trained(make(size=100, history_dtype=torch.bfloat16), 70)
+    state, before = server.state_dict(), server.state_dict()
+    for other in (state["mean_updates"].float(), state["mean_updates"].half()):
+        with pytest.raises(ValueError, match=r"mean_updates must be \(30, 100\) bfloat16, got"):
+            server.load_state_dict({**state, "mean_updates": other})
+    with pytest.raises(ValueError, match=r"mean_updates must be \(30, 100\) float32, got"):
+        make(size=100).load_state_dict(state)
+    state["mean_updates"][2, 7] = value
+    with pytest.raises(ValueError, match="mean_updates must be rows of length 1 at most, got other values"):
+        server.load_state_dict(state)
+    assert the_same(before, server.state_dict())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_of_the_version_before_is_taken(kind):
     """It had more numbers, longer windows and another name; the basis is a new one."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, uint8
 
-from ..config import Config
+from ..config import Config, reads_last
 from ..validation import describe, is_dense, name_of
 from .line import NO_NUMBERS, one_line, plain
 
@@ -52,8 +52,8 @@ def settings_of(server: Any) -> dict[str, Any]:
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the log has. One of an earlier version lacks some, which were as they are by default since, but
-    for one: last updates were always kept."""
+    """The settings that a line of the log has. The log of an earlier version lacks newer settings: they count as their
+    defaults. One exception: keep_last counts as true, because last updates were always kept then."""
     return {**plain(asdict(Config())), "keep_last": True, **settings} if settings else {}
 
 
@@ -72,9 +72,9 @@ def config_from(settings: Mapping[str, Any]) -> Config:
 
 
 def _in_effect(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same, None for keep_last replaced by what it means."""
+    """The same with keep_last true or false where it is None."""
     if settings.get("keep_last", True) is None:
-        settings["keep_last"] = settings["averages"] != "steps" or settings["filter"]
+        settings["keep_last"] = reads_last(settings["averages"], settings["filter"])
     return settings
 
 

@@ -67,7 +67,7 @@ inline void add_kin_tile(const KinRound& r, int64_t client, int64_t start, doubl
     if (r.seen[k]) sums[k] += product_with(r.last_updates + k * r.d + start, g, width);
   }
   const float *w = r.trained_on + start, *last_g = r.update + start, *last_w = w;
-  if (r.last_updates) {  // else the update differs in nothing from the last one
+  if (r.last_updates) {  // otherwise the update is compared with itself: no change, and no factor
     last_g = r.last_updates + client * r.d + start;
     last_w = r.last_models + client * r.d + start;
   }
@@ -95,7 +95,7 @@ SECUREAFL_AVX2_CLONES inline void step_model(const Verdict& v, const float* __re
   for (int64_t c = 0; c < width; ++c) next_model[c] = stepped(v, model[c], direction[c]);
 }
 
-// The new row of the client, `own` (width), if these are kept.
+// Stores the new row of the client, `own` (width), if last updates are kept.
 inline void store_row(const KinRound& r, const Verdict& v, int64_t start, const float* own, int64_t width) {
   if (!r.last_updates) return;
   const int64_t row = v.client * r.d + start;

@@ -72,7 +72,7 @@ struct MeansPlan {
 template <typename S>
 struct MeansPiece {
   static constexpr int kAcross = kDepth<S> / 4, kRows = kProductThreads / kAcross, kPieces = kEdge / kRows;
-  S values[kPieces][4];  // converted later: a conversion here would wait for its load
+  S values[kPieces][4];  // as they are stored; converted on the way to shared memory
 
   // The rows from `first` on, coordinates start .. start + kDepth<S> - 1; zero past n and `stop`. wide: the means are
   // aligned for loads of four
